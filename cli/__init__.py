@@ -1,0 +1,1 @@
+"""The `fedmpq` command: finds a sub-command's package and hands over."""

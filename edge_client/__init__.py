@@ -1,0 +1,1 @@
+"""What runs on the board: engine, local training, federation session. No torch, no onnx, no server code."""

@@ -1,0 +1,75 @@
+"""The seam between local training and the arithmetic that does it.
+
+An engine holds one quantized model and trains it in place. Integer codes are the only weights that persist between
+steps. Engines agree to the bit on integer accumulators and on the code update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.exchange import TrainingPlan
+from fedmpq.model.graph import Graph
+from fedmpq.model.quantized import Layers, Side
+from fedmpq.model.randomness import Draws
+
+Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images `(N, H, W, C)` and labels `(N,)`."""
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on, such as a loss that is not a number."""
+
+
+class EngineError(RuntimeError):
+    """An engine that does not exist or cannot be loaded here."""
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """Means over the samples of one epoch, each measured before its batch's update."""
+
+    samples: int
+    loss: float
+    accuracy: float
+
+
+class Engine(Protocol):
+    """Local training of one model in one round."""
+
+    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+        """Take a model; momentum starts at zero."""
+
+    def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:
+        """One pass over the batches, updating codes and side tensors after each."""
+
+    def layers(self) -> Layers:
+        """The codes as they are now."""
+
+    def side(self) -> Side:
+        """The side tensors as they are now."""
+
+
+_ENGINES = {"torch": ("fedmpq.edge_client.torch_engine", "TorchEngine", 'pip install "fedmpq[lab]"')}
+
+
+def engine_names() -> tuple[str, ...]:
+    return tuple(_ENGINES)
+
+
+def make_engine(name: str) -> Engine:
+    """The engine of that name; one that cannot be loaded is an error, never another engine instead."""
+    if name not in _ENGINES:
+        raise EngineError(f"there is no engine {name!r}; this version has: {', '.join(_ENGINES)}")
+    module, attribute, install = _ENGINES[name]
+    try:
+        engine: Engine = getattr(import_module(module), attribute)()
+    except ImportError as error:
+        raise EngineError(f"engine {name!r} cannot be loaded ({error}); install it: {install}") from error
+    return engine

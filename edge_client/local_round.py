@@ -1,0 +1,72 @@
+"""One client's share of a round: take the assignment, train the codes, prune, give the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from fedmpq.edge_client.augment import epoch_order, pad_crop_flip
+from fedmpq.edge_client.data import Dataset
+from fedmpq.edge_client.engine import Batch, Engine, EpochResult, TrainingError
+from fedmpq.model.exchange import Assignment, TrainingPlan, Update, pack_layers, unpack_layers
+from fedmpq.model.graph import Graph
+from fedmpq.model.pruning import prune_msb
+from fedmpq.model.quantized import Layers, QuantizedLayer
+from fedmpq.model.randomness import Draws, Purpose
+
+# BatchNorm needs two values to have a variance.
+MIN_SAMPLES = 2
+
+Progress = Callable[[int, EpochResult], None]
+
+
+def run_local_round(
+    engine: Engine, graph: Graph, assignment: Assignment, data: Dataset, progress: Progress | None = None
+) -> Update:
+    """Train `assignment` on `data` with `engine`; `progress` hears of every epoch."""
+    if len(data) < MIN_SAMPLES:
+        raise TrainingError(
+            f"client {assignment.client} has {len(data)} samples; local training needs at least {MIN_SAMPLES}"
+        )
+    plan = assignment.plan
+    draws = Draws(assignment.seed, assignment.client, assignment.round)
+    engine.load(graph, unpack_layers(graph, assignment.layers), assignment.side, plan, draws)
+    result = EpochResult(0, 0.0, 0.0)
+    for epoch in range(plan.epochs):
+        result = engine.train_epoch(batches(data, plan, draws, epoch, graph.input.zero_point))
+        if progress is not None:
+            progress(epoch, result)
+    return Update(
+        round=assignment.round,
+        client=assignment.client,
+        samples=len(data),
+        layers=pack_layers(_pruned(engine.layers(), plan.prune_density)),
+        side=engine.side(),
+        loss=result.loss,
+        accuracy=result.accuracy,
+    )
+
+
+def batches(data: Dataset, plan: TrainingPlan, draws: Draws, epoch: int, fill: int) -> Iterator[Batch]:
+    """The samples in this epoch's order, augmented; a last batch of a single sample is left out."""
+    order = epoch_order(len(data), draws.uniform(len(data), Purpose.ORDER, step=epoch))
+    shifts = draws.uniform(3 * len(data), Purpose.AUGMENT, step=epoch).reshape(-1, 3)
+    for start in range(0, len(order), plan.batch_size):
+        chosen = order[start : start + plan.batch_size]
+        if len(chosen) < MIN_SAMPLES:
+            return
+        images = data.images[chosen]
+        if plan.pad or plan.flip:
+            images = pad_crop_flip(images, shifts[chosen], plan.pad, fill, plan.flip)
+        yield np.ascontiguousarray(images), data.labels[chosen]
+
+
+def _pruned(layers: Layers, density: float | None) -> Layers:
+    if density is None:
+        return layers
+    pruned: Layers = {}
+    for name, layer in layers.items():
+        codes, bits = prune_msb(layer.codes, layer.bits, density)
+        pruned[name] = QuantizedLayer(codes, bits, layer.step)
+    return pruned

@@ -1,0 +1,1 @@
+"""A global model and an assignment in; `.onnx` or `.pte` out, verified."""

@@ -1,0 +1,56 @@
+// The C ABI of libfedmpq_kernels. No function allocates, throws or keeps a pointer; every one may be called from many
+// threads at once on distinct outputs (fedmpq_force_isa excepted, which is for tests and start-up).
+//
+// Stored format, "planes": the m codes of a layer, each in [0, 2^bits - 1] with bits in 1..8, are kept as `bits`
+// bit-planes of ceil(m/8) bytes, one after the other. Plane i holds bit i of every code; the bit of weight j is bit
+// j % 8 (least significant first) of byte j / 8. The padding bits of a plane's last byte are 0.
+#ifndef FEDMPQ_KERNELS_H
+#define FEDMPQ_KERNELS_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define FEDMPQ_API __attribute__((visibility("default")))
+#else
+#define FEDMPQ_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Name of the instruction set that dispatch uses now: "avx512", "avx2", "neon" or "scalar". At first the best this CPU has.
+FEDMPQ_API const char* fedmpq_isa(void);
+
+// Makes dispatch use `name`. Returns 0, or -1 (and changes nothing) where the CPU or the build lacks it.
+FEDMPQ_API int32_t fedmpq_force_isa(const char* name);
+
+// codes[m] -> planes[bits * ceil(m/8)]. Returns -1, or the index of the first code that is not below 2^bits
+// (planes then hold no meaning).
+FEDMPQ_API int64_t fedmpq_pack_planes(const uint8_t* codes, int64_t m, int32_t bits, uint8_t* planes);
+
+// planes[bits * ceil(m/8)] -> codes[m]. Returns -1, or the index of the first plane with a padding bit set (codes are
+// then untouched).
+FEDMPQ_API int32_t fedmpq_unpack_planes(const uint8_t* planes, int64_t m, int32_t bits, uint8_t* codes);
+
+// counts[i] = number of set bits of plane i, planes being bits * plane_bytes bytes.
+FEDMPQ_API void fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_bytes, int32_t bits, int64_t* counts);
+
+// counts[i] = number of codes whose magnitude k has bit i set, i in 0..bits-2, where with h = 2^(bits-1)
+//   k = c - h  if c >= h,  else  h - 1 - c.
+// Returns as fedmpq_pack_planes does.
+FEDMPQ_API int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int32_t bits, int64_t* counts);
+
+// One block of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+FEDMPQ_API void fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+// out[n], uniform in [0, 1): block j = Philox4x32-10(counter = (j, c1, c2, c3), key = (k0, k1)) gives numbers 4j..4j+3,
+// each u = (x >> 8) * 2^-24. n is at most 2^34, the length of the counter's first word.
+FEDMPQ_API void fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1,
+                                      float* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

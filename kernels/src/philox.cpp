@@ -1,0 +1,82 @@
+#include "philox.h"
+
+#include <algorithm>
+
+#include "fedmpq/kernels.h"
+
+namespace fedmpq {
+namespace {
+
+struct Block {
+  uint32_t x0, x1, x2, x3;
+};
+
+// Unrolled by force: only straight-line code lets the compiler run several blocks side by side (it does on NEON).
+__attribute__((always_inline)) inline Block philox(uint32_t c0, const PhiloxStream& s) {
+  uint32_t x0 = c0, x1 = s.c1, x2 = s.c2, x3 = s.c3, k0 = s.k0, k1 = s.k1;
+#pragma GCC unroll 10
+  for (int round = 0; round < philox_rounds; ++round) {
+    const uint64_t p0 = uint64_t{philox_m0} * x0;
+    const uint64_t p1 = uint64_t{philox_m1} * x2;
+    x0 = static_cast<uint32_t>(p1 >> 32) ^ x1 ^ k0;
+    x1 = static_cast<uint32_t>(p1);
+    x2 = static_cast<uint32_t>(p0 >> 32) ^ x3 ^ k1;
+    x3 = static_cast<uint32_t>(p0);
+    k0 += philox_w0;
+    k1 += philox_w1;
+  }
+  return {x0, x1, x2, x3};
+}
+
+// The top 24 bits: exactly the integers a float holds, so the largest result is 1 - 2^-24. Signed, because only
+// that conversion has an instruction everywhere.
+float unit(uint32_t x) { return static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-24f; }
+
+void write(const Block& block, float* out) {
+  out[0] = unit(block.x0);
+  out[1] = unit(block.x1);
+  out[2] = unit(block.x2);
+  out[3] = unit(block.x3);
+}
+
+}  // namespace
+
+void philox_uniform_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+  const PhiloxStream s = stream;  // a copy that `out` cannot alias
+  // Tiles keep the inner loop's counter 32 bits wide, the width of the lanes.
+  constexpr int64_t tile = 1 << 20;
+  for (int64_t done = 0; done < n / 4; done += tile) {
+    const uint32_t base = first + static_cast<uint32_t>(done);
+    const int32_t count = static_cast<int32_t>(std::min(tile, n / 4 - done));
+    for (int32_t b = 0; b < count; ++b) write(philox(base + static_cast<uint32_t>(b), s), out + 4 * (done + b));
+  }
+  if (n % 4 != 0) {
+    float last[4];
+    write(philox(first + static_cast<uint32_t>(n / 4), s), last);
+    std::copy_n(last, n % 4, out + n - n % 4);
+  }
+}
+
+}  // namespace fedmpq
+
+void fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+  const fedmpq::Block block = fedmpq::philox(counter[0], {counter[1], counter[2], counter[3], key[0], key[1]});
+  out[0] = block.x0;
+  out[1] = block.x1;
+  out[2] = block.x2;
+  out[3] = block.x3;
+}
+
+void fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, float* out) {
+  const fedmpq::PhiloxStream stream{c1, c2, c3, k0, k1};
+  switch (fedmpq::active_isa()) {
+#ifdef FEDMPQ_X86
+    case fedmpq::Isa::avx512:
+      return fedmpq::philox_uniform_avx512(stream, 0, n, out);
+    case fedmpq::Isa::avx2:
+      return fedmpq::philox_uniform_avx2(stream, 0, n, out);
+#endif
+    default:
+      return fedmpq::philox_uniform_scalar(stream, 0, n, out);
+  }
+}

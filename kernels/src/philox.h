@@ -1,0 +1,26 @@
+// Philox4x32-10 as uniform numbers, one function per instruction set. fedmpq/kernels.h states the mapping.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace fedmpq {
+
+constexpr uint32_t philox_m0 = 0xD2511F53u, philox_m1 = 0xCD9E8D57u;  // multipliers
+constexpr uint32_t philox_w0 = 0x9E3779B9u, philox_w1 = 0xBB67AE85u;  // what the key grows by each round
+constexpr int philox_rounds = 10;
+
+// What all blocks of one draw share: the counter's upper three words and the key.
+struct PhiloxStream {
+  uint32_t c1, c2, c3, k0, k1;
+};
+
+// Each writes n numbers, starting at block `first`.
+void philox_uniform_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+#ifdef FEDMPQ_X86
+void philox_uniform_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+void philox_uniform_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+#endif
+
+}  // namespace fedmpq

@@ -1,0 +1,1 @@
+"""Research: data sets, Dirichlet partitions, baselines, simulation, the paper's tables."""

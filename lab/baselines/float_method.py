@@ -1,0 +1,185 @@
+"""The methods that train in full precision: FP32 (FedAvg), and FedPAQ and UVeQFed, which compress what is
+uploaded.
+
+A client trains the ordinary `torch.nn.Module` with torch's own SGD. What goes back is the change of the
+weights, encoded; side tensors go as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from fedmpq.edge_client.data import Dataset
+from fedmpq.edge_client.engine import TrainingError
+from fedmpq.edge_client.local_round import batches
+from fedmpq.lab.baselines import fedpaq, uveqfed
+from fedmpq.lab.experiment import Experiment
+from fedmpq.lab.initial import seeded_module, seeded_state
+from fedmpq.lab.methods import Probe
+from fedmpq.model.exchange import TrainingPlan
+from fedmpq.model.graph import Graph
+from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.quantized import Side, Weights
+from fedmpq.model.randomness import Draws, Purpose
+from fedmpq.model.trace import initial_state, load_state
+from fedmpq.server.aggregate import WeightedSum, merge_deltas, participation_weights
+from fedmpq.server.state import ClientRecord, GlobalModel
+
+
+@dataclass(frozen=True)
+class FloatAssignment:
+    """The whole model in full precision."""
+
+    client: int
+    round: int
+    budget: float
+    weights: Weights
+    side: Side
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.weights.values(), *self.side.values()))
+
+
+@dataclass(frozen=True)
+class FloatUpdate:
+    """The decoded change of the weights, and how many bytes it took to send."""
+
+    client: int
+    samples: int
+    deltas: Weights
+    side: Side
+    loss: float
+    nbytes: int
+
+
+Codec = Callable[[NDArray[np.float32], int, Draws, int], tuple[NDArray[np.float32], int]]
+"""`(change of one layer, bits, draws, layer) -> (what the server decodes, bytes sent)`."""
+
+
+def send_exact(
+    delta: NDArray[np.float32], bits: int, draws: Draws, layer: int
+) -> tuple[NDArray[np.float32], int]:
+    """FP32: the change itself."""
+    return delta, delta.nbytes
+
+
+def send_fedpaq(
+    delta: NDArray[np.float32], bits: int, draws: Draws, layer: int
+) -> tuple[NDArray[np.float32], int]:
+    """FedPAQ: unbiased stochastic levels."""
+    payload = fedpaq.encode(delta, bits, draws.uniform(delta.size, Purpose.UPLOAD, layer=layer))
+    return fedpaq.decode(payload), payload.nbytes
+
+
+def send_uveqfed(
+    delta: NDArray[np.float32], bits: int, draws: Draws, layer: int
+) -> tuple[NDArray[np.float32], int]:
+    """UVeQFed: dithered hexagonal lattice, entropy coded; both sides draw the same dither."""
+    dither = draws.uniform(delta.size + delta.size % 2, Purpose.UPLOAD, layer=layer)
+    payload = uveqfed.encode(delta, bits, dither)
+    return uveqfed.decode(payload, dither), payload.nbytes
+
+
+class FloatSimulation:
+    """FedAvg with a codec on the uplink."""
+
+    def __init__(self, experiment: Experiment, graph: Graph, classes: int, codec: Codec) -> None:
+        self._experiment = experiment
+        self._graph = graph
+        self._codec = codec
+        self._module = seeded_module(experiment, classes, graph.input.channels)
+        self._classes = classes
+
+    def start(self, clients: Sequence[ClientRecord]) -> GlobalModel:
+        weights, side = seeded_state(self._experiment, self._graph, self._classes)
+        return GlobalModel(0, weights, side, (MAX_BITS * 4,) * len(self._graph.layers), tuple(clients))
+
+    def assign(self, model: GlobalModel, client: ClientRecord) -> FloatAssignment:
+        return FloatAssignment(client.client, model.round + 1, client.budget, model.weights, model.side)
+
+    def train(self, assignment: FloatAssignment, data: Dataset) -> FloatUpdate:
+        load_state(self._module, self._graph, assignment.weights, assignment.side)
+        draws = Draws(self._experiment.seed, assignment.client, assignment.round)
+        loss = _train(self._module, self._graph, data, self._experiment.plan(), draws)
+        weights, side = initial_state(self._module, self._graph)
+        deltas, nbytes = {}, sum(tensor.nbytes for tensor in side.values())
+        for index, (name, tensor) in enumerate(weights.items()):
+            change = tensor - assignment.weights[name]
+            deltas[name], size = self._codec(change, int(assignment.budget), draws, index)
+            nbytes += size
+        return FloatUpdate(assignment.client, len(data), deltas, side, loss, nbytes)
+
+    def merge(self, model: GlobalModel, updates: Iterable[FloatUpdate]) -> GlobalModel:
+        """`W + sum p_n * decoded change`, `p_n` by the data alone."""
+        ordered = sorted(updates, key=lambda update: update.client)
+        shares = participation_weights([1.0] * len(ordered), [update.samples for update in ordered])
+        changes, side = WeightedSum(), WeightedSum()
+        for share, update in zip(shares, ordered, strict=True):
+            changes.add(float(share), update.deltas)
+            side.add(float(share), update.side)
+        return replace(
+            model, round=model.round + 1, weights=merge_deltas(model.weights, changes), side=side.mean()
+        )
+
+    def probes(self, model: GlobalModel) -> list[Probe]:
+        """Every device runs `W`."""
+        return [Probe((), model.side, weights=model.weights)]
+
+    def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        assert probe.weights is not None
+        load_state(self._module, self._graph, probe.weights, probe.side)
+        self._module.eval()
+        with torch.no_grad():
+            parts = [
+                self._module(_real(images[i : i + 250], self._graph)).numpy()
+                for i in range(0, len(images), 250)
+            ]
+        return np.concatenate(parts)
+
+
+def _real(images: NDArray[np.uint8], graph: Graph) -> torch.Tensor:
+    centred = (images.astype(np.float32) - graph.input.zero_point) * np.float32(graph.input.scale)
+    return torch.from_numpy(centred).permute(0, 3, 1, 2)
+
+
+def _train(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan, draws: Draws) -> float:
+    """Local SGD; the mean loss of the last epoch."""
+    module.train()
+    optimizer = torch.optim.SGD(
+        module.parameters(), plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+    mean_loss = 0.0
+    for epoch in range(plan.epochs):
+        total, samples = 0.0, 0
+        for images, labels in batches(data, plan, draws, epoch, graph.input.zero_point):
+            optimizer.zero_grad(set_to_none=True)
+            loss = functional.cross_entropy(module(_real(images, graph)), torch.from_numpy(labels))
+            if not math.isfinite(loss.item()):
+                raise TrainingError(
+                    f"the loss is {loss.item()}; lower the learning rate (now {plan.learning_rate})"
+                )
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total, samples = total + loss.item() * len(labels), samples + len(labels)
+        mean_loss = total / max(1, samples)
+    return mean_loss
+
+
+def _with_codec(codec: Codec) -> Callable[[Experiment, Graph, int], FloatSimulation]:
+    return lambda experiment, graph, classes: FloatSimulation(experiment, graph, classes, codec)
+
+
+FLOAT_SIMULATIONS = {
+    "fp32": _with_codec(send_exact),
+    "fedpaq": _with_codec(send_fedpaq),
+    "uveqfed": _with_codec(send_uveqfed),
+}

@@ -1,0 +1,92 @@
+"""Checkpoints: one file that holds all a run needs to go on, replaced as a whole after every round.
+
+An `.npz` archive: `graph` (the graph's bytes), `meta` (JSON), `weights/NAME` and `side/NAME`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpq.lab.experiment import Experiment, make_experiment
+from fedmpq.model.graph import Graph
+from fedmpq.server.state import ClientRecord, GlobalModel
+
+FORMAT = 1
+FILE_NAME = "checkpoint.npz"
+
+
+class CheckpointError(ValueError):
+    """A file that is no checkpoint, or one of another version."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    experiment: Experiment
+    graph: Graph
+    model: GlobalModel
+    class_names: tuple[str, ...]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write beside the old one, flush to disk, then rename: a crash leaves the old or the new, never half."""
+    model = checkpoint.model
+    meta = {
+        "format": FORMAT,
+        "experiment": checkpoint.experiment.to_dict(),
+        "class_names": checkpoint.class_names,
+        "round": model.round,
+        "bit_widths": model.bit_widths,
+        "clients": [asdict(client) for client in model.clients],
+    }
+    arrays: dict[str, Any] = {f"weights/{name}": tensor for name, tensor in model.weights.items()}
+    arrays |= {f"side/{name}": tensor for name, tensor in model.side.items()}
+    target, partial = folder / FILE_NAME, folder / f".{FILE_NAME}.partial"
+    with partial.open("wb") as file:
+        np.savez(file, graph=_as_array(checkpoint.graph.to_bytes()), meta=_as_array(json.dumps(meta).encode()), **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(target)
+    return target
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint file, or the one in a run's folder."""
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint at {path}; name a run's folder or its {FILE_NAME}")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        meta = json.loads(bytes(arrays["meta"]))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {error}") from None
+    if meta.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has checkpoint format {meta.get('format')}, this version reads {FORMAT}")
+    clients = tuple(
+        ClientRecord(**{**record, "dealt": _widths(record["dealt"]), "returned": _widths(record["returned"])})
+        for record in meta["clients"]
+    )
+    model = GlobalModel(
+        round=meta["round"],
+        weights={name.removeprefix("weights/"): a for name, a in arrays.items() if name.startswith("weights/")},
+        side={name.removeprefix("side/"): a for name, a in arrays.items() if name.startswith("side/")},
+        bit_widths=tuple(meta["bit_widths"]),
+        clients=clients,
+    )
+    graph = Graph.from_bytes(bytes(arrays["graph"]))
+    return Checkpoint(make_experiment(meta["experiment"]), graph, model, tuple(meta["class_names"]))
+
+
+def _as_array(data: bytes) -> Any:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _widths(stored: list[int] | None) -> tuple[int, ...] | None:
+    return None if stored is None else tuple(stored)

@@ -1,0 +1,121 @@
+"""The methods of the tables behind one small interface: what to send, how to train, what to upload, how to merge.
+
+The quantized ones are the server's own method objects and the board's own local round; the simulator only replaces
+the socket between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.edge_client.data import Dataset
+from fedmpq.edge_client.engine import make_engine
+from fedmpq.edge_client.local_round import run_local_round
+from fedmpq.lab.experiment import QUANTIZED_METHODS, Experiment
+from fedmpq.lab.initial import seeded_state
+from fedmpq.model import integer_forward
+from fedmpq.model.exchange import Assignment, Update, pack_layers, unpack_layers
+from fedmpq.model.graph import Graph
+from fedmpq.model.integer_program import compile_program
+from fedmpq.model.quantized import PackedLayer, Side, Weights
+from fedmpq.server.method import QuantizedMethod
+from fedmpq.server.state import ClientRecord, GlobalModel
+
+
+class Uploaded(Protocol):
+    """What every kind of update can tell."""
+
+    @property
+    def client(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Sent(Protocol):
+    """What every kind of assignment can tell."""
+
+    @property
+    def client(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One model to evaluate: the full-precision `W`, or what the devices of some clients run."""
+
+    clients: tuple[int, ...]
+    """Whose devices run it; empty for `W`."""
+    side: Side
+    weights: Weights | None = None
+    layers: dict[str, PackedLayer] | None = None
+
+
+class Method(Protocol):
+    """A federated method; `start`, `assign`, `merge` and `probes` run at the server, the others in a worker."""
+
+    def start(self, clients: Sequence[ClientRecord]) -> GlobalModel: ...
+    def assign(self, model: GlobalModel, client: ClientRecord) -> Sent: ...
+    def train(self, assignment: Any, data: Dataset) -> Uploaded: ...
+    def merge(self, model: GlobalModel, updates: Iterable[Any]) -> GlobalModel: ...
+    def probes(self, model: GlobalModel) -> list[Probe]: ...
+    def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]: ...
+
+
+class QuantizedSimulation:
+    """FedMPQ, AQFL, FPQ8 and the ablations."""
+
+    def __init__(self, experiment: Experiment, graph: Graph, classes: int) -> None:
+        self._experiment = experiment
+        self._graph = graph
+        self._classes = classes
+        self._method = QuantizedMethod(graph, experiment.recipe(), experiment.seed)
+
+    def start(self, clients: Sequence[ClientRecord]) -> GlobalModel:
+        weights, side = seeded_state(self._experiment, self._graph, self._classes)
+        return self._method.start(weights, side, clients)
+
+    def assign(self, model: GlobalModel, client: ClientRecord) -> Assignment:
+        return self._method.assign(model, client)
+
+    def train(self, assignment: Assignment, data: Dataset) -> Update:
+        return run_local_round(make_engine(self._experiment.engine), self._graph, assignment, data)
+
+    def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
+        return self._method.merge(model, updates)
+
+    def probes(self, model: GlobalModel) -> list[Probe]:
+        """`W`, and each distinct assignment once."""
+        by_widths: dict[tuple[int, ...], list[int]] = {}
+        for client in model.clients:
+            by_widths.setdefault(self._method.deal(model, client), []).append(client.client)
+        quantizer = self._method.quantizer(model)
+        return [Probe((), model.side, weights=model.weights)] + [
+            Probe(tuple(clients), model.side, layers=pack_layers(quantizer.layers(widths)))
+            for widths, clients in by_widths.items()
+        ]
+
+    def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        from fedmpq.edge_client.torch_engine import full_precision_logits, integer_products
+
+        if probe.layers is None:
+            assert probe.weights is not None
+            return full_precision_logits(self._graph, probe.weights, probe.side, images)
+        program = compile_program(self._graph, unpack_layers(self._graph, probe.layers), probe.side)
+        return integer_forward.logits(program, images, products=integer_products)
+
+
+def make_method(experiment: Experiment, graph: Graph, classes: int) -> Method:
+    """The method an experiment names."""
+    if experiment.method in QUANTIZED_METHODS:
+        return QuantizedSimulation(experiment, graph, classes)
+    from fedmpq.lab.baselines.float_method import FLOAT_SIMULATIONS
+
+    return FLOAT_SIMULATIONS[experiment.method](experiment, graph, classes)

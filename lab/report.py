@@ -1,0 +1,153 @@
+"""What a person sees of a simulation: a line a round, a table at the end, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from fedmpq.lab.simulation import RoundResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NO_VALUE = "–"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means over the last rounds of one run: accuracies jump from round to round, at few bits above all."""
+
+    accuracy: float
+    deployed: dict[str, float]
+    mean_deployed: float
+
+    @classmethod
+    def of(cls, results: Sequence[RoundResult], tail: int) -> Summary:
+        last = results[-tail:]
+        return cls(
+            accuracy=float(np.mean([result.accuracy for result in last])),
+            deployed={b: float(np.mean([result.deployed[b] for result in last])) for b in last[-1].deployed},
+            mean_deployed=float(np.mean([result.mean_deployed for result in last])),
+        )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} GB"
+
+
+def round_line(result: RoundResult, rounds: int) -> str:
+    """One round in one line."""
+    budgets = "  ".join(f"{budget}b {percent(share)}" for budget, share in result.deployed.items())
+    return (
+        f"round {result.round:>{len(str(rounds))}}/{rounds}  W {percent(result.accuracy)}  "
+        f"{budgets + '  ' if budgets else ''}mean {percent(result.mean_deployed)}  loss {result.loss:.3f}  "
+        f"up {size(result.bytes_up)}  {result.seconds:.1f} s"
+    )
+
+
+def summary_table(summaries: Mapping[str, Sequence[Summary]], tail: int) -> Table:
+    """One row a method: mean over its seeds, and half the spread between them."""
+    seeds = max(len(runs) for runs in summaries.values())
+    budgets = sorted({b for runs in summaries.values() for run in runs for b in run.deployed}, key=float)
+    title = f"Test accuracy in %, mean of the last {tail} rounds" + (f" and {seeds} seeds" if seeds > 1 else "")
+    table = Table(title=title)
+    table.add_column("method")
+    for heading in ("W (full precision)", *(f"{budget} bit" for budget in budgets), "mean deployed"):
+        table.add_column(heading, justify="right")
+    for method, runs in summaries.items():
+        cells = [_cell([run.accuracy for run in runs])]
+        cells += [_cell([run.deployed[b] for run in runs if b in run.deployed]) for b in budgets]
+        table.add_row(method, *cells, _cell([run.mean_deployed for run in runs]))
+    return table
+
+
+def _cell(shares: Sequence[float]) -> str:
+    if not shares:
+        return NO_VALUE
+    spread = f" ±{50 * (max(shares) - min(shares)):.1f}" if len(shares) > 1 else ""
+    return percent(float(np.mean(shares))) + spread
+
+
+def plot_run(results: Sequence[RoundResult], layer_names: Sequence[str], title: str, path: Path) -> None:
+    """Accuracy over the rounds, and the global bit-width of every layer over the rounds."""
+    from matplotlib.figure import Figure
+
+    quantized = bool(results[-1].deployed)
+    height = max(4.0, 1.5 + 0.18 * len(layer_names)) if quantized else 4.0
+    figure = Figure(figsize=(12.0 if quantized else 6.5, height), layout="constrained")
+    axes: Any = figure.subplots(1, 2 if quantized else 1, squeeze=False)[0]
+    rounds = [result.round for result in results]
+    axes[0].plot(rounds, [100 * result.accuracy for result in results], "k", label="W (full precision)")
+    for budget in results[-1].deployed:
+        axes[0].plot(rounds, [100 * result.deployed[budget] for result in results], label=f"{budget} bit, deployed")
+    _accuracy_axes(axes[0])
+    if quantized:
+        widths = np.array([result.bit_widths for result in results]).T
+        _heat_map(axes[1], widths, rounds, layer_names)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+
+
+def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: str, path: Path) -> None:
+    """Mean deployed accuracy and accuracy of `W` over the rounds: mean over the seeds, shaded from least to greatest."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.0, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for method, seeds in runs.items():
+        rounds = [result.round for result in seeds[0]]
+        for axes, values in (
+            (left, [[100 * result.mean_deployed for result in seed] for seed in seeds]),
+            (right, [[100 * result.accuracy for result in seed] for seed in seeds]),
+        ):
+            (line,) = axes.plot(rounds, np.mean(values, axis=0), label=method)
+            axes.fill_between(
+                rounds, np.min(values, axis=0), np.max(values, axis=0), color=line.get_color(), alpha=0.15, lw=0
+            )
+    left.set_title("what the devices run, mean over clients")
+    right.set_title("W (full precision)")
+    _accuracy_axes(left)
+    _accuracy_axes(right)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+
+
+def _accuracy_axes(axes: Axes) -> None:
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy in %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _heat_map(axes: Axes, widths: NDArray[Any], rounds: Sequence[int], layer_names: Sequence[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    image = axes.imshow(
+        widths,
+        aspect="auto",
+        vmin=0.5,
+        vmax=8.5,
+        cmap="viridis",
+        interpolation="nearest",
+        extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(layer_names) - 0.5, -0.5),
+    )
+    axes.set_yticks(range(len(layer_names)), layer_names, fontsize=7)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("round")
+    axes.set_title("bits per layer, averaged over clients")
+    axes.figure.colorbar(image, ax=axes, ticks=range(1, 9), label="bits")

@@ -1,0 +1,211 @@
+"""The simulator: rounds of a federated method, clients in parallel processes, a checkpoint after every round.
+
+Everything random is drawn by counter from the seed, and updates are merged in the order of their clients, so one seed
+gives one result to the bit whatever the number of workers, and a resumed run ends where an unbroken one does.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.edge_client.data import Dataset
+from fedmpq.edge_client.local_round import MIN_SAMPLES
+from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedmpq.lab.data import load_named
+from fedmpq.lab.experiment import QUANTIZED_METHODS, Experiment, ExperimentError
+from fedmpq.lab.initial import make_graph
+from fedmpq.lab.methods import Method, Probe, make_method
+from fedmpq.lab.partition import dirichlet_partition
+from fedmpq.lab.workers import WorkerPool
+from fedmpq.server.method import select_clients
+from fedmpq.server.state import ClientRecord, GlobalModel
+
+LOG_NAME = "rounds.jsonl"
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What is reported after every round. Accuracies are shares of the test set."""
+
+    round: int
+    accuracy: float
+    """Of the full-precision global model `W`."""
+    deployed: dict[str, float]
+    """By budget: the mean accuracy of the integer models that clients of this budget run; empty for float methods."""
+    mean_deployed: float
+    """Mean over all clients of the accuracy of the model their device runs."""
+    loss: float
+    bytes_up: int
+    bytes_down: int
+    clients: tuple[int, ...]
+    bit_widths: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Heard by whoever watches: how far a round is, and its result when it is over."""
+
+    round: int
+    rounds: int
+    done: int
+    selected: int
+    result: RoundResult | None = None
+
+
+Listener = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data loaded, its clients' shares dealt and its model traced."""
+
+    experiment: Experiment
+    train: Dataset
+    test: Dataset
+    parts: tuple[NDArray[np.int64], ...]
+    start: Checkpoint
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Load and divide the data, trace the model, make the clients."""
+    train, test, parts = _data(experiment)
+    graph = make_graph(experiment, train)
+    clients = [
+        ClientRecord(n, budget, len(part))
+        for n, (budget, part) in enumerate(zip(experiment.budgets, parts, strict=True))
+    ]
+    model = make_method(experiment, graph, len(train.class_names)).start(clients)
+    return Prepared(experiment, train, test, parts, Checkpoint(experiment, graph, model, train.class_names))
+
+
+def reopen(folder: Path, rounds: int | None = None) -> Prepared:
+    """A run as its last checkpoint left it, perhaps to go on for more rounds than first asked for."""
+    checkpoint = load_checkpoint(folder)
+    if rounds is not None:
+        if rounds < checkpoint.model.round:
+            raise ExperimentError(f"{folder} has done {checkpoint.model.round} rounds; rounds = {rounds} is fewer")
+        checkpoint = replace(checkpoint, experiment=replace(checkpoint.experiment, rounds=rounds))
+    train, test, parts = _data(checkpoint.experiment)
+    if tuple(len(part) for part in parts) != tuple(client.samples for client in checkpoint.model.clients):
+        raise ExperimentError(f"the data at {checkpoint.experiment.data} is not what {folder} was started with")
+    return Prepared(checkpoint.experiment, train, test, parts, checkpoint)
+
+
+def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> list[RoundResult]:
+    """All rounds that are left; results go to the folder's log, one JSON object a line."""
+    experiment, checkpoint = prepared.experiment, prepared.start
+    folder.mkdir(parents=True, exist_ok=True)
+    results = _reopen_log(folder, experiment, checkpoint.model.round)
+    save_checkpoint(folder, checkpoint)
+    method = make_method(experiment, checkpoint.graph, len(checkpoint.class_names))
+    with WorkerPool(
+        experiment, checkpoint.graph, prepared.train, prepared.test, prepared.parts, workers
+    ) as pool:
+        model = checkpoint.model
+        while model.round < experiment.rounds:
+            model, result = _round(method, model, experiment, pool, listener)
+            # The log first: a result logged twice is dropped on resuming, a result never logged would be lost.
+            _append(folder / LOG_NAME, {"type": "round", **asdict(result)})
+            save_checkpoint(folder, replace(checkpoint, model=model))
+            results.append(result)
+            listener(Progress(model.round, experiment.rounds, len(result.clients), len(result.clients), result))
+    return results
+
+
+def read_log(folder: Path) -> list[RoundResult]:
+    """The results a run has logged, in order of rounds."""
+    results: dict[int, RoundResult] = {}
+    for line in (folder / LOG_NAME).read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line cut off by a crash; its round is not in the checkpoint and runs again
+        if record.pop("type") == "round":
+            record |= {name: tuple(record[name]) for name in ("clients", "bit_widths")}
+            results[record["round"]] = RoundResult(**record)
+    return [results[number] for number in sorted(results)]
+
+
+def _data(experiment: Experiment) -> tuple[Dataset, Dataset, tuple[NDArray[np.int64], ...]]:
+    train, test = load_named(
+        experiment.data,
+        train_limit=experiment.train_limit,
+        test_limit=experiment.test_limit,
+        size=experiment.size,
+    )
+    try:
+        parts = dirichlet_partition(
+            train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES
+        )
+    except ValueError as error:
+        raise ExperimentError(str(error)) from None
+    return train, test, tuple(parts)
+
+
+def _round(
+    method: Method, model: GlobalModel, experiment: Experiment, pool: WorkerPool, listener: Listener
+) -> tuple[GlobalModel, RoundResult]:
+    started = time.monotonic()
+    number = model.round + 1
+    selected = select_clients(model.clients, experiment.seed, number, experiment.clients_per_round)
+    assignments = [method.assign(model, client) for client in selected]
+    updates = []
+    listener(Progress(number, experiment.rounds, 0, len(selected)))
+    for update in pool.train(assignments):
+        updates.append(update)
+        listener(Progress(number, experiment.rounds, len(updates), len(selected)))
+    merged = method.merge(model, updates)
+    probes = method.probes(merged)
+    accuracies = pool.accuracies(probes)
+    deployed, mean = _deployed(probes, accuracies, merged.clients)
+    samples = {client.client: client.samples for client in model.clients}
+    return merged, RoundResult(
+        round=number,
+        accuracy=accuracies[0],
+        deployed=deployed if experiment.method in QUANTIZED_METHODS else {},
+        mean_deployed=mean,
+        loss=float(np.average([u.loss for u in updates], weights=[samples[u.client] for u in updates])),
+        bytes_up=sum(update.nbytes for update in updates),
+        bytes_down=sum(assignment.nbytes for assignment in assignments),
+        clients=tuple(client.client for client in selected),
+        bit_widths=merged.bit_widths,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _deployed(
+    probes: Sequence[Probe], accuracies: Sequence[float], clients: Sequence[ClientRecord]
+) -> tuple[dict[str, float], float]:
+    """Accuracy by budget and over all clients, each client counting for the model it runs; `W` if it runs that."""
+    of_client = {client.client: accuracies[0] for client in clients}
+    for probe, accuracy in zip(probes, accuracies, strict=True):
+        of_client |= {client: accuracy for client in probe.clients}
+    budgets = sorted({client.budget for client in clients})
+    by_budget = {
+        f"{budget:g}": float(np.mean([of_client[c.client] for c in clients if c.budget == budget]))
+        for budget in budgets
+    }
+    return by_budget, float(np.mean(list(of_client.values())))
+
+
+def _reopen_log(folder: Path, experiment: Experiment, rounds_done: int) -> list[RoundResult]:
+    """Start a log, or cut an existing one back to the rounds that the checkpoint has."""
+    path = folder / LOG_NAME
+    kept = [result for result in read_log(folder) if result.round <= rounds_done] if path.exists() else []
+    lines = [{"type": "experiment", **experiment.to_dict()}, *({"type": "round", **asdict(r)} for r in kept)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return kept
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")

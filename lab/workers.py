@@ -1,0 +1,152 @@
+"""Worker processes of a simulation: each trains clients and evaluates models, one torch thread each.
+
+A result depends on its task alone, never on which worker did it or how many there are.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.edge_client.data import Dataset
+from fedmpq.lab.experiment import Experiment
+from fedmpq.lab.methods import Method, Probe, Sent, Uploaded, make_method
+from fedmpq.model.graph import Graph
+
+T = TypeVar("T")
+
+
+class WorkerError(RuntimeError):
+    """A worker process that died."""
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What a worker needs to know once; the images come as memory maps, shared by all workers."""
+
+    experiment: Experiment
+    graph: bytes
+    class_names: tuple[str, ...]
+    folder: str
+    parts: tuple[NDArray[np.int64], ...]
+
+
+class _Worker:
+    """The state of one worker process."""
+
+    def __init__(self, setup: _Setup) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        graph = Graph.from_bytes(setup.graph)
+        self.method: Method = make_method(setup.experiment, graph, len(setup.class_names))
+        self.train_data = _load(setup, "train")
+        self.test_data = _load(setup, "test")
+        self.parts = setup.parts
+
+    def train(self, assignment: Sent) -> Uploaded:
+        return self.method.train(assignment, self.train_data.subset(self.parts[assignment.client]))
+
+    def accuracy(self, probe: Probe) -> float:
+        predicted = self.method.logits(probe, self.test_data.images).argmax(axis=1)
+        return float(np.mean(predicted == self.test_data.labels))
+
+
+_worker: _Worker | None = None
+
+
+def _start(setup: _Setup) -> None:
+    global _worker
+    # Ctrl-C goes to the whole group; the parent decides what happens then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker = _Worker(setup)
+
+
+def _train(assignment: Sent) -> Uploaded:
+    assert _worker is not None
+    return _worker.train(assignment)
+
+
+def _accuracy(probe: Probe) -> float:
+    assert _worker is not None
+    return _worker.accuracy(probe)
+
+
+class WorkerPool:
+    """Runs clients and evaluations in parallel; a context manager."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        graph: Graph,
+        train: Dataset,
+        test: Dataset,
+        parts: Sequence[NDArray[np.int64]],
+        workers: int,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fedmpq-")
+        _save(Path(self._folder.name), "train", train)
+        _save(Path(self._folder.name), "test", test)
+        setup = _Setup(experiment, graph.to_bytes(), train.class_names, self._folder.name, tuple(parts))
+        self._pool = ProcessPoolExecutor(
+            workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start, initargs=(setup,)
+        )
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        processes = list((getattr(self._pool, "_processes", None) or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+        self._folder.cleanup()
+
+    def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+        """Updates as they are ready."""
+        return self._finished([self._pool.submit(_train, assignment) for assignment in assignments])
+
+    def accuracies(self, probes: Iterable[Probe]) -> list[float]:
+        """The test accuracy of each probe, in order."""
+        futures = [self._pool.submit(_accuracy, probe) for probe in probes]
+        for _ in self._finished(futures):
+            pass
+        return [future.result() for future in futures]
+
+    def _finished(self, futures: list[Future[T]]) -> Iterator[T]:
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool:
+            raise WorkerError(
+                "a worker process died, most likely for want of memory; use fewer --workers and --resume"
+            ) from None
+
+
+def default_workers() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _save(folder: Path, split: str, data: Dataset) -> None:
+    np.save(folder / f"{split}-images.npy", data.images)
+    np.save(folder / f"{split}-labels.npy", data.labels)
+
+
+def _load(setup: _Setup, split: str) -> Dataset:
+    images = np.load(Path(setup.folder) / f"{split}-images.npy", mmap_mode="r")
+    labels = np.load(Path(setup.folder) / f"{split}-labels.npy", mmap_mode="r")
+    return Dataset(images, labels, setup.class_names)

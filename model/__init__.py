@@ -1,0 +1,1 @@
+"""What a quantized model is: graph, grid, bit-planes, pruning."""

@@ -1,0 +1,306 @@
+"""The graph of a model: which operations, on what, in which order; no weights.
+
+A `Graph` that exists is valid: it checks itself when made, and `from_bytes` raises `GraphError` and nothing
+else on whatever bytes it gets. `graph.proto`, beside its stubs, documents every field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from google.protobuf.message import DecodeError
+
+from fedmpq.model import graph_wire
+from fedmpq.model.ops import (
+    MAX_DIMENSION,
+    RULES,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    GraphError,
+    Kind,
+    Layer,
+    Linear,
+    MaxPool,
+    Op,
+    Quantize,
+    Relu,
+    Shape,
+    Size,
+    check_elements,
+    check_float32,
+    check_range,
+)
+from fedmpq.proto import graph_pb2
+
+__all__ = [
+    "INPUT",
+    "Add",
+    "AvgPool",
+    "BatchNorm",
+    "Conv2d",
+    "Flatten",
+    "GlobalAvgPool",
+    "Graph",
+    "GraphError",
+    "Input",
+    "Kind",
+    "Layer",
+    "Linear",
+    "MaxPool",
+    "Node",
+    "Op",
+    "Quantize",
+    "Relu",
+    "Shape",
+    "Size",
+]
+
+INPUT = "input"
+"""The reserved name of the image tensor."""
+
+MAX_NODES = 4096
+MAX_BYTES = 4 * 2**20
+# No slashes, blanks or control characters: names end up in file names, logs and web pages.
+_NAME = re.compile(r"\w[\w.:-]{0,199}")
+_BATCH_NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class Input:
+    """The image: codes `a` in 0..255 that stand for `scale * (a - zero_point)`; padding is real 0."""
+
+    channels: int
+    height: int
+    width: int
+    scale: float
+    zero_point: int
+
+    @property
+    def shape(self) -> Shape:
+        return (self.channels, self.height, self.width)
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation, its name, and the names of what it reads."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in execution order; the last is the output, and every other one is read by a later one."""
+
+    name: str
+    input: Input
+    nodes: tuple[Node, ...]
+    output: str
+
+    def __post_init__(self) -> None:
+        _check_name("graph name", self.name)
+        _check_input(self.input)
+        check_range("the number of nodes", len(self.nodes), 1, MAX_NODES)
+        self._check_order()
+        self._check_values()
+        self._check_output()
+        for node in self.nodes:
+            if isinstance(node.op, BatchNorm):
+                self._check_folds(node)
+
+    @cached_property
+    def layers(self) -> tuple[Node, ...]:
+        """The nodes with quantized weights, in execution order: the order of every bit-width vector."""
+        return tuple(node for node in self.nodes if isinstance(node.op, Conv2d | Linear))
+
+    @cached_property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """Number of weights of each layer."""
+        return tuple(math.prod(self.weight_shape(node.name)) for node in self.layers)
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of one sample of every value, the image included."""
+        shapes = {INPUT: self.input.shape}
+        for node in self.nodes:
+            shapes[node.name] = _shape_of(node, [shapes[name] for name in node.inputs])
+        return shapes
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """Of every value, whether it is codes or real."""
+        kinds: dict[str, Kind] = {INPUT: "codes"}
+        for node in self.nodes:
+            kinds[node.name] = RULES[type(node.op)].gives or kinds[node.inputs[0]]
+        return kinds
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[str, ...]]:
+        """For every value, the image included, the nodes that read it, each once, in execution order."""
+        consumers: dict[str, list[str]] = {INPUT: [], **{node.name: [] for node in self.nodes}}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                consumers[name].append(node.name)
+        return {name: tuple(readers) for name, readers in consumers.items()}
+
+    def weight_shape(self, name: str) -> Shape:
+        """Shape of the weight of the layer called `name`."""
+        node = self.by_name.get(name)
+        if node is None or not isinstance(node.op, Conv2d | Linear):
+            raise GraphError(f"{name!r} is no layer of {self.name!r}; see graph.layers for those that are")
+        return node.op.weight_shape
+
+    def side_shapes(self) -> dict[str, Shape]:
+        """Name and shape of every side tensor: biases, BatchNorm's four, clips."""
+        shapes: dict[str, Shape] = {}
+        for node in self.nodes:
+            op = node.op
+            if isinstance(op, Conv2d | Linear) and op.bias:
+                shapes[f"{node.name}.bias"] = op.weight_shape[:1]
+            elif isinstance(op, BatchNorm):
+                shapes.update({f"{node.name}.{part}": (op.channels,) for part in _BATCH_NORM_PARTS})
+            elif isinstance(op, Quantize):
+                shapes[f"{node.name}.clip"] = ()
+        return shapes
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256 of the bytes, in hexadecimal."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The one encoding of this graph (message `fedmpq.v1.Graph`)."""
+        message = graph_pb2.Graph(
+            format_version=graph_wire.FORMAT_VERSION,
+            name=self.name,
+            input=graph_pb2.Input(
+                channels=self.input.channels,
+                height=self.input.height,
+                width=self.input.width,
+                scale=self.input.scale,
+                zero_point=self.input.zero_point,
+            ),
+            output=self.output,
+        )
+        for node in self.nodes:
+            graph_wire.write_op(node.op, message.nodes.add(name=node.name, inputs=node.inputs))
+        return message.SerializeToString(deterministic=True)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Graph:
+        """The graph these bytes encode; `GraphError` on any others."""
+        if len(data) > MAX_BYTES:
+            raise GraphError(f"{len(data)} bytes are too many for a graph, at most {MAX_BYTES} are allowed")
+        try:
+            message = graph_pb2.Graph.FromString(data)
+        except DecodeError as error:
+            raise GraphError(f"{len(data)} bytes are no graph: {error}") from None
+        if message.format_version != graph_wire.FORMAT_VERSION:
+            raise GraphError(
+                f"the graph has format version {message.format_version}, this fedmpq reads"
+                f" {graph_wire.FORMAT_VERSION}: update the older side"
+            )
+        check_range("the number of nodes", len(message.nodes), 1, MAX_NODES)
+        image = message.input
+        graph = cls(
+            name=message.name,
+            input=Input(image.channels, image.height, image.width, image.scale, image.zero_point),
+            nodes=tuple(
+                Node(each.name, graph_wire.read_op(each), tuple(each.inputs)) for each in message.nodes
+            ),
+            output=message.output,
+        )
+        if graph.to_bytes() != data:
+            raise GraphError(
+                f"the graph {graph.name!r} is not in its one encoding: it has fields unknown to format"
+                f" version {graph_wire.FORMAT_VERSION} or was not written by to_bytes; update the older side"
+            )
+        return graph
+
+    def _check_order(self) -> None:
+        defined = {INPUT}
+        for node in self.nodes:
+            _check_name("node name", node.name)
+            if node.name in defined:
+                reserved = " (reserved for the image)" if node.name == INPUT else ""
+                raise GraphError(f"the name {node.name!r} is taken{reserved}: rename the second node")
+            if undefined := [name for name in node.inputs if name not in defined]:
+                raise GraphError(f"node {node.name!r} reads {undefined[0]!r}, which no node before it gives")
+            defined.add(node.name)
+
+    def _check_values(self) -> None:
+        # Computing the shapes is what checks every op.
+        shapes = self.shapes
+        for node in self.nodes:
+            check_elements(f"output of node {node.name!r}", shapes[node.name])
+            if isinstance(node.op, Quantize) and self.kinds[node.inputs[0]] == "codes":
+                raise GraphError(f"node {node.name!r} (Quantize) reads codes, needs real values: remove it")
+
+    def _check_output(self) -> None:
+        for node in self.nodes:
+            if not self.consumers[node.name] and node.name != self.output:
+                raise GraphError(f"node {node.name!r} is read by none and is not the output: remove it")
+        if self.output not in self.by_name:
+            raise GraphError(f"the output {self.output!r} is no node")
+        if len(self.shapes[self.output]) != 1:
+            raise GraphError(
+                f"the output {self.output!r} has shape {self.shapes[self.output]}, needs (classes,):"
+                " end the model with a linear layer"
+            )
+        if self.kinds[self.output] != "real":
+            raise GraphError(
+                f"the output {self.output!r} holds codes, not real logits: end with a linear layer"
+            )
+
+    def _check_folds(self, node: Node) -> None:
+        source = self.by_name.get(node.inputs[0])
+        if source is None or not isinstance(source.op, Conv2d | Linear):
+            what = "the image" if source is None else type(source.op).__name__
+            problem = f"reads {node.inputs[0]!r} ({what})"
+        elif self.consumers[source.name] != (node.name,):
+            problem = f"shares its input {source.name!r} with other nodes"
+        else:
+            return
+        raise GraphError(
+            f"node {node.name!r} (BatchNorm) {problem}; it is folded into its layer, so it must directly"
+            " follow a convolution or linear layer and be the only one to read it"
+        )
+
+
+def _check_name(what: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise GraphError(
+            f"the {what} {name[:40]!r} must be 1..200 letters, digits and '_.:-', the first no '.:-'"
+        )
+
+
+def _check_input(image: Input) -> None:
+    for what, value in (("channels", image.channels), ("height", image.height), ("width", image.width)):
+        check_range(f"input {what}", value, 1, MAX_DIMENSION)
+    check_elements("input", image.shape)
+    check_float32("input scale", image.scale, zero_allowed=False)
+    check_range("input zero_point", image.zero_point, 0, 255)
+
+
+def _shape_of(node: Node, inputs: list[Shape]) -> Shape:
+    """Output shape of `node`; every complaint about its op starts with its name."""
+    rule, kind = RULES[type(node.op)], type(node.op).__name__
+    if len(inputs) != rule.arity:
+        raise GraphError(f"node {node.name!r} ({kind}) has {len(inputs)} inputs, needs {rule.arity}")
+    try:
+        return rule.shape(node.op, *inputs)
+    except GraphError as error:
+        raise GraphError(f"node {node.name!r} ({kind}): {error}") from None

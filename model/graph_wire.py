@@ -1,0 +1,65 @@
+"""Operations to and from their protobuf messages.
+
+The fields of an op's dataclass and of its message have the same names (`graph.proto` documents them), so one
+loop serves all; a pair becomes a `Size`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from fedmpq.model import ops
+from fedmpq.proto import graph_pb2
+
+FORMAT_VERSION = 1
+
+_FIELD_OF_OP: dict[type[ops.Op], str] = {
+    ops.Conv2d: "conv2d",
+    ops.Linear: "linear",
+    ops.BatchNorm: "batch_norm",
+    ops.Relu: "relu",
+    ops.Quantize: "quantize",
+    ops.Add: "add",
+    ops.MaxPool: "max_pool",
+    ops.AvgPool: "avg_pool",
+    ops.GlobalAvgPool: "global_avg_pool",
+    ops.Flatten: "flatten",
+}
+_OP_OF_FIELD = {field: op for op, field in _FIELD_OF_OP.items()}
+
+
+def write_op(op: ops.Op, node: graph_pb2.Node) -> None:
+    """Sets `node`'s operation."""
+    message = getattr(node, _FIELD_OF_OP[type(op)])
+    # An operation without fields would otherwise not count as chosen.
+    message.SetInParent()
+    for field in fields(op):
+        value = getattr(op, field.name)
+        if isinstance(value, tuple):
+            pair = graph_pb2.Size(height=value[0], width=value[1])
+            getattr(message, field.name).CopyFrom(pair)
+        else:
+            setattr(message, field.name, value)
+
+
+def read_op(node: graph_pb2.Node) -> ops.Op:
+    """The operation of `node`; one that a newer version added is refused by its field number."""
+    chosen = node.WhichOneof("op")
+    if chosen is None:
+        fields_unknown: Any = UnknownFieldSet(node)
+        unknown = ", ".join(str(field.field_number) for field in fields_unknown)
+        what = f"an operation of field number {unknown}, unknown" if unknown else "no operation, not valid"
+        raise ops.GraphError(
+            f"node {node.name!r} has {what} in format version {FORMAT_VERSION}:"
+            " update fedmpq on this side if the sender is newer"
+        )
+    op, message = _OP_OF_FIELD[chosen], getattr(node, chosen)
+    values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(op)}
+    return op(**{name: _plain(value) for name, value in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    return (value.height, value.width) if isinstance(value, graph_pb2.Size) else value

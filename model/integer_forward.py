@@ -1,0 +1,163 @@
+"""The integer eval forward: **this is the model**. Evaluation runs it; every exported file must equal it bit for bit.
+
+Activations are kept NHWC. Sums of products are integers; a BLAS in float32 carries them exactly as long as
+`fan-in * |code| * |weight| < 2^24`, and where that does not hold float64 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from fedmpq.model.graph import INPUT, Conv2d, Linear, MaxPool
+from fedmpq.model.integer_program import (
+    Accumulate,
+    AddCodes,
+    Dequantize,
+    FlattenCodes,
+    IntegerProgram,
+    PoolAverage,
+    PoolMax,
+    QuantizeReal,
+    Requantize,
+    Step,
+)
+
+Array = NDArray[np.int32] | NDArray[np.float32]
+Codes = NDArray[np.int32]
+Products = Callable[[Codes, NDArray[np.int8], Conv2d | Linear, int], Codes]
+"""`(codes NHWC, integer weights, op, greatest |code|) -> int32 sums of products`; exact, so engines may swap it."""
+
+EXACT_FLOAT32 = 2**24
+DEFAULT_BATCH = 250
+
+
+def logits(
+    program: IntegerProgram,
+    images: NDArray[np.uint8],
+    *,
+    products: Products | None = None,
+    batch: int = DEFAULT_BATCH,
+) -> NDArray[np.float32]:
+    """Logits `(N, classes)` of uint8 images `(N, H, W, C)`."""
+    shape = program.graph.input
+    if images.ndim != 4 or images.shape[1:] != (shape.height, shape.width, shape.channels):
+        raise ValueError(
+            f"images have shape {images.shape}, the model takes (N, {shape.height}, {shape.width}, {shape.channels})"
+        )
+    run = products or numpy_products
+    parts = [_run(program, images[i : i + batch], run) for i in range(0, len(images), batch)]
+    classes = program.graph.shapes[program.graph.output][0]
+    return np.concatenate(parts) if parts else np.zeros((0, classes), np.float32)
+
+
+def trace_values(
+    program: IntegerProgram, images: NDArray[np.uint8], *, products: Products | None = None
+) -> dict[str, Array]:
+    """Every intermediate value by name, for comparing runtimes layer by layer (one batch)."""
+    values: dict[str, Array] = {INPUT: images.astype(np.int32) - program.graph.input.zero_point}
+    for step in program.steps:
+        values[step.output] = _apply(step, values, program, products or numpy_products)
+    return values
+
+
+def _run(program: IntegerProgram, images: NDArray[np.uint8], products: Products) -> NDArray[np.float32]:
+    last_use = {name: i for i, step in enumerate(program.steps) for name in _sources(step)}
+    values: dict[str, Array] = {INPUT: images.astype(np.int32) - program.graph.input.zero_point}
+    for i, step in enumerate(program.steps):
+        values[step.output] = _apply(step, values, program, products)
+        for name in set(_sources(step)):
+            if last_use[name] == i and name != program.output:
+                del values[name]
+    return values[program.output].astype(np.float32)
+
+
+def _sources(step: Step) -> tuple[str, ...]:
+    return (step.left, step.right) if isinstance(step, AddCodes) else (step.source,)
+
+
+def _apply(step: Step, values: dict[str, Array], program: IntegerProgram, products: Products) -> Array:
+    if isinstance(step, AddCodes):
+        left, right = values[step.left].astype(np.float32), values[step.right].astype(np.float32)
+        return left * step.left_scale + right * step.right_scale
+    source = values[step.source]
+    if isinstance(step, Accumulate):
+        bound = program.formats[step.source].bound
+        return products(_as_codes(source), step.weight, step.op, bound) + step.bias
+    if isinstance(step, Requantize):
+        return _clamped(source.astype(np.float32) * step.multiplier, step.low, step.high)
+    if isinstance(step, Dequantize):
+        return source.astype(np.float32) * step.scale
+    if isinstance(step, QuantizeReal):
+        return _clamped(source / step.scale, step.low, step.high)
+    if isinstance(step, PoolMax):
+        return _max_pool(_as_codes(source), step.op)
+    if isinstance(step, PoolAverage):
+        return _clamped(_window_sums(_as_codes(source), step) * step.multiplier, step.low, step.high)
+    assert isinstance(step, FlattenCodes)
+    return _as_codes(source).transpose(0, 3, 1, 2).reshape(len(source), -1) if source.ndim == 4 else source
+
+
+def _as_codes(value: Array) -> Codes:
+    assert value.dtype == np.int32
+    return value  # type: ignore[return-value]
+
+
+def _clamped(real: NDArray[np.float32], low: int, high: int) -> Codes:
+    assert real.dtype == np.float32
+    return np.clip(np.rint(real), low, high).astype(np.int32)
+
+
+def numpy_products(codes: Codes, weight: NDArray[np.int8], op: Conv2d | Linear, bound: int) -> Codes:
+    """Sums of products by im2col and BLAS."""
+    fan_in = weight[0].size
+    greatest = int(np.abs(weight.astype(np.int16)).max(initial=0))
+    carrier: type[np.floating] = np.float32 if fan_in * bound * greatest < EXACT_FLOAT32 else np.float64
+    if isinstance(op, Linear):
+        return (codes.astype(carrier) @ weight.T.astype(carrier)).astype(np.int32)
+    columns = _columns(codes.astype(carrier), op)
+    batch, height, width, groups = *columns.shape[:3], op.groups
+    if groups == 1:
+        flat = columns.reshape(batch * height * width, fan_in)
+        sums = flat @ weight.transpose(0, 2, 3, 1).reshape(len(weight), fan_in).T.astype(carrier)
+    else:
+        per_group = columns.reshape(batch * height * width, *op.kernel, groups, -1)
+        per_group = per_group.transpose(3, 0, 1, 2, 4).reshape(groups, -1, fan_in)
+        by_group = weight.transpose(0, 2, 3, 1).reshape(groups, -1, fan_in).transpose(0, 2, 1).astype(carrier)
+        sums = np.matmul(per_group, by_group).transpose(1, 0, 2)
+    return sums.reshape(batch, height, width, len(weight)).astype(np.int32)
+
+
+def _columns(codes: NDArray[np.floating], op: Conv2d) -> NDArray[np.floating]:
+    """`(N, H', W', kh, kw, C)`: the zero-padded input under each position of the kernel."""
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = op.kernel, op.stride, op.padding, op.dilation
+    padded = np.pad(codes, ((0, 0), (ph, ph), (pw, pw), (0, 0)))
+    height = (padded.shape[1] - dh * (kh - 1) - 1) // sh + 1
+    width = (padded.shape[2] - dw * (kw - 1) - 1) // sw + 1
+    columns = np.empty((len(codes), height, width, kh, kw, codes.shape[3]), codes.dtype)
+    for i in range(kh):
+        for j in range(kw):
+            rows = slice(i * dh, i * dh + sh * (height - 1) + 1, sh)
+            cols = slice(j * dw, j * dw + sw * (width - 1) + 1, sw)
+            columns[:, :, :, i, j] = padded[:, rows, cols]
+    return columns
+
+
+def _windows(codes: Codes, op: MaxPool, fill: int) -> Codes:
+    (kh, kw), (sh, sw), (ph, pw) = op.kernel, op.stride, op.padding
+    padded = np.pad(codes, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
+    return sliding_window_view(padded, (kh, kw), axis=(1, 2))[:, ::sh, ::sw]
+
+
+def _max_pool(codes: Codes, op: MaxPool) -> Codes:
+    return np.asarray(_windows(codes, op, np.iinfo(np.int32).min).max(axis=(-2, -1)), dtype=np.int32)
+
+
+def _window_sums(codes: Codes, step: PoolAverage) -> NDArray[np.float32]:
+    if step.op is None:
+        return codes.sum(axis=(1, 2), keepdims=True, dtype=np.int64).astype(np.float32)
+    window = MaxPool(step.op.kernel, step.op.stride, step.op.padding)
+    return _windows(codes, window, 0).sum(axis=(-2, -1), dtype=np.int64).astype(np.float32)

@@ -1,0 +1,348 @@
+"""A graph, its codes and its side tensors, compiled to the integer program every runtime must match.
+
+BatchNorm is folded into per-channel scales, the codes stay untouched. With `s_x` the input's scale and
+`s_w = integer_scale * gamma / sqrt(var + eps)`, `B = beta + (bias - mean) * gamma / sqrt(var + eps)`, all float32, in
+this order:
+
+    bias_int = rint(B / (s_x * s_w))                   M = s_x * s_w / s_y
+    code     = clamp(rint(float(acc + bias_int) * M), low, high)       rounding half to even
+
+The steps below are that program in execution order: what `integer_forward` runs and what exporters lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.activations import CodeFormat
+from fedmpq.model.graph import (
+    INPUT,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    Graph,
+    Linear,
+    MaxPool,
+    Node,
+    Quantize,
+    Relu,
+)
+from fedmpq.model.quantized import QuantizedLayer
+
+Vector = NDArray[np.float32]
+
+# A BatchNorm gamma near zero would make |bias_int| overflow; the channel's scale is kept so large that it stays below.
+MAX_BIAS = 2.0**23
+_TINY_SCALE = np.float32(2.0**-80)
+
+
+class ProgramError(ValueError):
+    """A graph, codes or side tensors that do not make a program."""
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """`acc = bias + sum codes * weight` in int32, zero-padded; its real value is `float(acc) * scale`."""
+
+    output: str
+    source: str
+    op: Conv2d | Linear
+    weight: NDArray[np.int8]
+    bias: NDArray[np.int32]
+    scale: Vector
+
+
+@dataclass(frozen=True)
+class Requantize:
+    """`code = clamp(rint(float(source) * multiplier), low, high)`, one multiplier per channel or one in all."""
+
+    output: str
+    source: str
+    multiplier: Vector
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """`real = float(source) * scale`."""
+
+    output: str
+    source: str
+    scale: Vector
+
+
+@dataclass(frozen=True)
+class AddCodes:
+    """`real = float(left) * left_scale + float(right) * right_scale`."""
+
+    output: str
+    left: str
+    right: str
+    left_scale: np.float32
+    right_scale: np.float32
+
+
+@dataclass(frozen=True)
+class QuantizeReal:
+    """`code = clamp(rint(real / scale), low, high)`."""
+
+    output: str
+    source: str
+    scale: np.float32
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class PoolMax:
+    """The greatest code under each window; padding never wins."""
+
+    output: str
+    source: str
+    op: MaxPool
+
+
+@dataclass(frozen=True)
+class PoolAverage:
+    """`code = clamp(rint(float(sum of codes) * multiplier), low, high)`; `op` is None for the whole image."""
+
+    output: str
+    source: str
+    op: AvgPool | None
+    multiplier: np.float32
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class FlattenCodes:
+    """Channels, then rows, then columns."""
+
+    output: str
+    source: str
+
+
+Step = Accumulate | Requantize | Dequantize | AddCodes | QuantizeReal | PoolMax | PoolAverage | FlattenCodes
+
+
+@dataclass(frozen=True)
+class IntegerProgram:
+    """Steps in execution order; the value named `output` is the logits.
+
+    `formats` says of every tensor of codes, the image included, what the codes mean.
+    """
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    formats: Mapping[str, CodeFormat]
+    output: str
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A convolution or linear layer before its accumulator is asked for: BatchNorm may still fold into it."""
+
+    name: str
+    source: str
+    op: Conv2d | Linear
+    layer: QuantizedLayer
+    input_scale: np.float32
+    weight_scale: Vector
+    offset: Vector
+
+
+@dataclass(frozen=True)
+class _Real:
+    name: str
+
+
+@dataclass(frozen=True)
+class _Rectified:
+    """A value after ReLU: the clamp at zero is left to the unsigned quantization that follows."""
+
+    value: _Product | _Real | CodeFormat
+    source: str
+    maximum: float
+
+
+_Value = CodeFormat | _Product | _Real | _Rectified
+
+
+def compile_program(
+    graph: Graph, layers: Mapping[str, QuantizedLayer], side: Mapping[str, NDArray[np.float32]]
+) -> IntegerProgram:
+    """Fold and order everything; missing or misshapen layers and side tensors are refused."""
+    check_state(graph, layers, side)
+    return _Compiler(graph, layers, side).run()
+
+
+def check_state(
+    graph: Graph, layers: Mapping[str, QuantizedLayer], side: Mapping[str, NDArray[np.float32]]
+) -> None:
+    """Refuse layers or side tensors that are missing, unknown, misshapen or not finite."""
+    shapes = {node.name: graph.weight_shape(node.name) for node in graph.layers}
+    _check_names("layer", shapes, layers)
+    for name, shape in shapes.items():
+        if layers[name].codes.shape != shape:
+            raise ProgramError(f"layer {name!r} has codes of shape {layers[name].codes.shape}, the graph says {shape}")
+        if layers[name].step.shape not in ((), shape[:1]):
+            raise ProgramError(f"layer {name!r} has steps of shape {layers[name].step.shape}, not () or {shape[:1]}")
+    side_shapes = graph.side_shapes()
+    _check_names("side tensor", side_shapes, side)
+    for name, shape in side_shapes.items():
+        if side[name].shape != shape:
+            raise ProgramError(f"side tensor {name!r} has shape {side[name].shape}, the graph says {shape}")
+        if not np.isfinite(side[name]).all():
+            raise ProgramError(f"side tensor {name!r} has NaN or infinity in it")
+
+
+def _check_names(what: str, expected: Mapping[str, object], got: Mapping[str, object]) -> None:
+    if missing := sorted(expected.keys() - got.keys()):
+        raise ProgramError(f"{what} {missing[0]!r} is missing ({len(missing)} of {len(expected)} are)")
+    if unknown := sorted(got.keys() - expected.keys()):
+        raise ProgramError(f"{what} {unknown[0]!r} is not in the graph ({len(unknown)} such)")
+
+
+class _Compiler:
+    def __init__(
+        self, graph: Graph, layers: Mapping[str, QuantizedLayer], side: Mapping[str, NDArray[np.float32]]
+    ) -> None:
+        self.graph = graph
+        self.layers = layers
+        self.side = side
+        self.steps: list[Step] = []
+        self.accumulated: dict[str, Vector] = {}
+        image = CodeFormat.image(graph.input.scale, graph.input.zero_point)
+        self.values: dict[str, _Value] = {INPUT: image}
+
+    def run(self) -> IntegerProgram:
+        for node in self.graph.nodes:
+            self.values[node.name] = self._compile(node)
+        output = self._logits(self.values[self.graph.output])
+        formats = {name: value for name, value in self.values.items() if isinstance(value, CodeFormat)}
+        return IntegerProgram(self.graph, tuple(self.steps), formats, output)
+
+    def _compile(self, node: Node) -> _Value:
+        op, source = node.op, node.inputs[0]
+        if isinstance(op, Conv2d | Linear):
+            return self._product(node, op)
+        if isinstance(op, BatchNorm):
+            return self._folded(node, op)
+        if isinstance(op, Relu):
+            return self._rectified(node, op)
+        if isinstance(op, Quantize):
+            return self._quantized(node, op)
+        if isinstance(op, Add):
+            left, right = (self._codes(name, node) for name in node.inputs)
+            self.steps.append(AddCodes(node.name, source, node.inputs[1], left.scale, right.scale))
+            return _Real(node.name)
+        codes = self._codes(source, node)
+        if isinstance(op, MaxPool):
+            self.steps.append(PoolMax(node.name, source, op))
+            return codes
+        if isinstance(op, Flatten):
+            self.steps.append(FlattenCodes(node.name, source))
+            return codes
+        return self._averaged(node, op, codes)
+
+    def _codes(self, name: str, reader: Node) -> CodeFormat:
+        value = self.values[name]
+        if not isinstance(value, CodeFormat):
+            raise ProgramError(
+                f"{reader.name!r} reads {name!r}, which is not quantized; pass the graph through place_quantizers"
+            )
+        return value
+
+    def _product(self, node: Node, op: Conv2d | Linear) -> _Product:
+        layer = self.layers[node.name]
+        out = len(layer.codes)
+        bias = self.side[f"{node.name}.bias"] if op.bias else np.zeros(out, np.float32)
+        scale = np.broadcast_to(layer.integer_scale(), (out,)).astype(np.float32)
+        source = node.inputs[0]
+        return _Product(node.name, source, op, layer, self._codes(source, node).scale, scale, bias)
+
+    def _folded(self, node: Node, op: BatchNorm) -> _Product:
+        product = self.values[node.inputs[0]]
+        if not isinstance(product, _Product):
+            raise ProgramError(f"BatchNorm {node.name!r} must directly follow a convolution or linear layer")
+        gamma, beta, mean, variance = (
+            self.side[f"{node.name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
+        )
+        factor = gamma / np.sqrt(np.maximum(variance, 0) + np.float32(op.eps))
+        return replace(
+            product,
+            name=node.name,
+            weight_scale=product.weight_scale * factor,
+            offset=beta + (product.offset - mean) * factor,
+        )
+
+    def _rectified(self, node: Node, op: Relu) -> _Rectified:
+        value = self.values[node.inputs[0]]
+        if isinstance(value, _Rectified):
+            raise ProgramError(f"ReLU {node.name!r} directly follows another ReLU; remove one of them")
+        return _Rectified(value, node.inputs[0], op.maximum)
+
+    def _quantized(self, node: Node, op: Quantize) -> CodeFormat:
+        value, source, maximum = self.values[node.inputs[0]], node.inputs[0], 0.0
+        if isinstance(value, _Rectified):
+            value, source, maximum = value.value, value.source, value.maximum
+            if op.signed:
+                raise ProgramError(f"{node.name!r} quantizes a ReLU's output with a sign; make it unsigned")
+        target = CodeFormat.quantized(
+            np.float32(self.side[f"{node.name}.clip"]), maximum, op.bits, op.signed
+        )
+        if isinstance(value, _Real):
+            self.steps.append(QuantizeReal(node.name, value.name, target.scale, target.low, target.high))
+            return target
+        if isinstance(value, _Product):
+            source, scale = value.name, self._accumulate(value)
+        else:
+            assert isinstance(value, CodeFormat)
+            scale = np.asarray(value.scale, dtype=np.float32)
+        multiplier = np.asarray(scale / target.scale, dtype=np.float32)
+        self.steps.append(Requantize(node.name, source, multiplier, target.low, target.high))
+        return target
+
+    def _accumulate(self, product: _Product) -> Vector:
+        """Emit the accumulator once, however many read it; its per-channel scale `s_x * s_w`."""
+        if product.name in self.accumulated:
+            return self.accumulated[product.name]
+        scale = product.input_scale * product.weight_scale
+        least = np.maximum(np.abs(product.offset) / np.float32(MAX_BIAS), _TINY_SCALE).astype(np.float32)
+        scale = np.where(np.abs(scale) < least, np.copysign(least, scale), scale).astype(np.float32)
+        bias = np.rint(product.offset / scale).astype(np.int32)
+        weight = product.layer.integer_weights()
+        self.steps.append(Accumulate(product.name, product.source, product.op, weight, bias, scale))
+        self.accumulated[product.name] = scale
+        return scale
+
+    def _averaged(self, node: Node, op: AvgPool | GlobalAvgPool, codes: CodeFormat) -> CodeFormat:
+        if node.inputs[0] == INPUT:
+            raise ProgramError(f"{node.name!r} averages the input image; put a convolution before it")
+        target = codes.averaged()
+        if isinstance(op, GlobalAvgPool):
+            _, height, width = self.graph.shapes[node.inputs[0]]
+            window, pool = height * width, None
+        else:
+            window, pool = op.kernel[0] * op.kernel[1], op
+        multiplier = np.float32(codes.scale / (target.scale * np.float32(window)))
+        self.steps.append(PoolAverage(node.name, node.inputs[0], pool, multiplier, target.low, target.high))
+        return target
+
+    def _logits(self, value: _Value) -> str:
+        if isinstance(value, _Product):
+            scale = self._accumulate(value)
+            name = f"{value.name}.logits"
+            self.steps.append(Dequantize(name, value.name, scale))
+            return name
+        if isinstance(value, _Real):
+            return value.name
+        raise ProgramError(f"the output {self.graph.output!r} must be a linear layer, convolution or add")

@@ -1,0 +1,61 @@
+"""Where activations become integer codes.
+
+Layers, additions, pools and Flatten read codes; ReLU and BatchNorm read real values, because they melt into
+the rounding that follows them:
+
+    conv - batch_norm - relu -> [quantize, unsigned] -> conv
+    conv - batch_norm -> [quantize, signed 8 bit] -> add <- codes of the other branch
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedmpq.model.graph import Graph, GraphError, Node, Quantize, Relu
+from fedmpq.model.ops import RULES, check_range
+
+SIGNED_BITS = 8
+"""Width of the codes of a value that no ReLU has cut at zero, such as an input of a residual addition."""
+
+
+def place_quantizers(graph: Graph, activation_bits: int) -> Graph:
+    """`graph` with a Quantize node `<producer>.quantized` behind every real value that is needed as codes.
+
+    A ReLU's output gets `activation_bits` without a sign, any other 8 bits with one. One quantizer per
+    producer serves all that need codes; the graph's output stays real.
+    """
+    check_range("activation_bits", activation_bits, 1, 8)
+    if any(isinstance(node.op, Quantize) for node in graph.nodes):
+        raise GraphError(f"the graph {graph.name!r} has quantizers already: trace with activation_bits=None")
+    # Pools and Flatten hand on what they read: once their input is quantized, they give codes as well.
+    producers = [node for node in graph.nodes if RULES[type(node.op)].gives == "real"]
+    quantized = {node.name: f"{node.name}.quantized" for node in producers if _feeds_codes(graph, node)}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if RULES[type(node.op)].reads == "codes":
+            node = replace(node, inputs=tuple(quantized.get(name, name) for name in node.inputs))
+        nodes.append(node)
+        if node.name in quantized:
+            unsigned = isinstance(node.op, Relu)
+            op = Quantize(activation_bits, signed=False) if unsigned else Quantize(SIGNED_BITS, signed=True)
+            nodes.append(Node(quantized[node.name], op, (node.name,)))
+    placed = replace(graph, nodes=tuple(nodes))
+    check_quantizers(placed)
+    return placed
+
+
+def check_quantizers(graph: Graph) -> None:
+    """Raises `GraphError` unless `graph` can run: every node reads the kind of value it computes on."""
+    for node in graph.nodes:
+        needed = RULES[type(node.op)].reads
+        for name in node.inputs:
+            if needed not in (None, graph.kinds[name]):
+                raise GraphError(
+                    f"node {node.name!r} ({type(node.op).__name__}) reads {name!r}, which holds"
+                    f" {graph.kinds[name]}, needs {needed}: pass the graph through place_quantizers"
+                )
+
+
+def _feeds_codes(graph: Graph, producer: Node) -> bool:
+    readers = (graph.by_name[name] for name in graph.consumers[producer.name])
+    return any(RULES[type(reader.op)].reads == "codes" for reader in readers)

@@ -1,0 +1,507 @@
+"""From a `torch.nn.Module` to a `Graph`, and its weights to and fro.
+
+`torch.export` records the forward pass in evaluation mode as a list of ATen calls; each is translated by the
+method that `_SUPPORTED` names for it. What is not in that table is an error that names call and module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.graph import (
+    INPUT,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    Graph,
+    GraphError,
+    Input,
+    Linear,
+    MaxPool,
+    Node,
+    Op,
+    Quantize,
+    Relu,
+    Shape,
+    Size,
+)
+from fedmpq.model.quantizers import place_quantizers
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedmpq.model.quantized import Side, Weights
+
+RELU_CLIP = 3.0
+SUM_CLIP = 4.0
+SIGNED_CLIP = 6.0
+
+
+class TraceError(ValueError):
+    """A module that cannot become a graph; the message names the operation and the path of the module."""
+
+
+def trace(
+    module: torch.nn.Module,
+    example: torch.Tensor,
+    *,
+    name: str,
+    activation_bits: int | None = 4,
+    input_scale: float,
+    input_zero_point: int,
+) -> Graph:
+    """The graph of `module` for images like `example` (N, C, H, W), with its quantizers placed.
+
+    Layers and BatchNorms are named by the path of their module, other nodes by what they compute.
+    `activation_bits` None leaves the quantizers out. The module itself is left as it was.
+    """
+    if example.ndim != 4:
+        raise TraceError(f"the example has shape {tuple(example.shape)}, needs (N, channels, height, width)")
+    _, channels, height, width = example.shape
+    image = Input(channels, height, width, float(np.float32(input_scale)), input_zero_point)
+    tracer = _Tracer(module, _export(module, example, name), name)
+    graph = tracer.graph(image)
+    return graph if activation_bits is None else place_quantizers(graph, activation_bits)
+
+
+def initial_state(module: torch.nn.Module, graph: Graph) -> tuple[Weights, Side]:
+    """Float32 copies of the module's weights by layer, and of its side tensors by name.
+
+    Clips, which a float module does not have, begin at 3 behind a ReLU, at 4 behind a ReLU of a sum (sums are
+    wider), never above that ReLU's own maximum, and at 6 where there is a sign (BatchNorm outputs have
+    deviation about 1).
+    """
+    tensors = module.state_dict()
+    weights = {
+        name: _copied(tensors, f"{name}.weight", graph.weight_shape(name))
+        for name in (node.name for node in graph.layers)
+    }
+    clips = {f"{node.name}.clip": _first_clip(graph, node) for node in _quantizers(graph)}
+    side = {
+        name: clips[name] if name in clips else _copied(tensors, name, shape)
+        for name, shape in graph.side_shapes().items()
+    }
+    return weights, side
+
+
+def load_state(module: torch.nn.Module, graph: Graph, weights: Weights, side: Side) -> None:
+    """Writes `weights` and `side` into the module; clips have no place there and are left out."""
+    import torch
+
+    tensors = module.state_dict()
+    values = {f"{node.name}.weight": weights.get(node.name) for node in graph.layers}
+    clips = {f"{node.name}.clip" for node in _quantizers(graph)}
+    values.update({name: side.get(name) for name in graph.side_shapes() if name not in clips})
+    checked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name, value in values.items():
+        target = _tensor(tensors, name)
+        if value is None or value.shape != tuple(target.shape):
+            given = "nothing" if value is None else f"shape {value.shape}"
+            raise GraphError(f"the state has {given} for {name!r}, the module has {tuple(target.shape)}")
+        checked.append((target, torch.from_numpy(np.array(value, dtype=np.float32))))
+    # Only once all fit, so that a failure leaves the module whole.
+    with torch.no_grad():
+        for target, source in checked:
+            target.copy_(source)
+
+
+def _quantizers(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if isinstance(node.op, Quantize)]
+
+
+def _first_clip(graph: Graph, node: Node) -> NDArray[np.float32]:
+    assert isinstance(node.op, Quantize)
+    if node.op.signed:
+        return np.array(SIGNED_CLIP, dtype=np.float32)
+    clip, source = RELU_CLIP, graph.by_name[node.inputs[0]]
+    if isinstance(source.op, Relu):
+        before = graph.by_name.get(source.inputs[0])
+        if before is not None and isinstance(before.op, Add):
+            clip = SUM_CLIP
+        if source.op.maximum > 0:
+            clip = min(clip, source.op.maximum)
+    return np.array(clip, dtype=np.float32)
+
+
+def _tensor(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in tensors:
+        raise GraphError(f"the module has no {name!r}: the graph was traced from another one")
+    return tensors[name]
+
+
+def _copied(tensors: dict[str, torch.Tensor], name: str, shape: Shape) -> NDArray[np.float32]:
+    tensor = _tensor(tensors, name)
+    if tuple(tensor.shape) != shape:
+        raise GraphError(f"{name!r} has shape {tuple(tensor.shape)} in the module, {shape} in the graph")
+    return np.array(tensor.detach().cpu().numpy(), dtype=np.float32)
+
+
+@contextmanager
+def _evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def _export(module: torch.nn.Module, example: torch.Tensor, name: str) -> torch.export.ExportedProgram:
+    import torch
+
+    # Two samples: a model that mixes up the batch with another axis would go unnoticed with one.
+    batch = example[:1].detach().repeat(2, 1, 1, 1)
+    with _evaluation_mode(module), torch.no_grad():
+        try:
+            return torch.export.export(module, (batch,))
+        # Its refusals have a dozen types, and what the forward pass itself raises comes through as well.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or ["no message"]
+            raise TraceError(
+                f"torch.export cannot record {name!r}: {type(error).__name__}: {lines[0]}"
+                " (forward must take one image tensor and not branch on its values)"
+            ) from error
+
+
+def _pair(value: Any) -> Size:
+    """ATen's lists have one element for both axes, or one for each."""
+    values = [value] if isinstance(value, int) else list(value)
+    return (values[0], values[-1])
+
+
+class _Tracer:
+    """Translates the calls of one exported program, in order."""
+
+    def __init__(self, module: torch.nn.Module, program: torch.export.ExportedProgram, name: str) -> None:
+        self.module = module
+        self.program = program
+        self.name = name
+        self.nodes: list[Node] = []
+        # What a recorded value is called in the graph; a call that changes nothing shares its input's name.
+        self.names: dict[torch.fx.Node, str] = {}
+        # Values that share memory have the same owner: writing to one in place changes all.
+        self.owner: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.overwritten: dict[torch.fx.Node, str] = {}
+        signature = program.graph_signature
+        self.owned = {"parameter": signature.inputs_to_parameters, "buffer": signature.inputs_to_buffers}
+        self.tensor_names = _names_by_tensor(module)
+        self.taken = {INPUT, *(tensor.rpartition(".")[0] for tensor in self.tensor_names)}
+
+    def graph(self, image: Input) -> Graph:
+        inputs = set(self.program.graph_signature.user_inputs)
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder" and node.name in inputs:
+                self.names[node], self.owner[node] = INPUT, node
+            elif node.op == "call_function":
+                self._translate(node)
+            elif node.op not in ("placeholder", "output"):
+                raise TraceError(f"torch.export recorded a {node.op} ({node.target}): no graph can hold it")
+        output = self._output()
+        return Graph(self.name, image, tuple(self._needed_by(output)), output)
+
+    def _output(self) -> str:
+        outputs = self.program.graph_signature.user_outputs
+        results = [node for node in self.names if node.name in outputs]
+        if len(results) != 1 or not self.program.call_spec.out_spec.is_leaf():
+            raise TraceError(
+                f"{self.name!r} must return one tensor computed from the image, not {len(outputs)} values"
+            )
+        return self._read(results[0], results[0])
+
+    def _needed_by(self, output: str) -> list[Node]:
+        """Without the calls whose result nobody uses."""
+        needed = {output}
+        for node in reversed(self.nodes):
+            if node.name in needed:
+                needed.update(node.inputs)
+        return [node for node in self.nodes if node.name in needed]
+
+    def _translate(self, node: torch.fx.Node) -> None:
+        # "aten.relu_.default" is "aten.relu.default" in place.
+        call = str(node.target).replace("_.", ".")
+        method = _SUPPORTED.get(call)
+        if method is None:
+            raise self._error(node, f"is not supported; supported are {', '.join(_SUPPORTED)}")
+        self.names[node] = method(self, node, self._arguments(node))
+        self._note_memory(node, in_place=call != str(node.target), may_share=call in _VIEWS)
+
+    def _note_memory(self, node: torch.fx.Node, *, in_place: bool, may_share: bool) -> None:
+        owner = self.owner[node.all_input_nodes[0]]
+        if in_place:
+            # torch.export lets later calls read the new value, except through a view taken before.
+            self.overwritten.update({other: node.name for other in self.owner if self.owner[other] is owner})
+        self.owner[node] = owner if in_place or may_share else node
+
+    def _arguments(self, node: torch.fx.Node) -> dict[str, Any]:
+        """The call's arguments by name, defaults filled in."""
+        schema = node.target._schema  # type: ignore[union-attr]
+        values = {argument.name: argument.default_value for argument in schema.arguments}
+        names = [argument.name for argument in schema.arguments]
+        return {**values, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+    def _path(self, node: torch.fx.Node) -> str:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        # The second call of a module is recorded as "path@1".
+        path = stack[-1][0].partition("@")[0] if stack else ""
+        return f"module {path!r}" if path else f"the forward of {type(self.module).__name__}"
+
+    def _error(self, node: torch.fx.Node, problem: str) -> TraceError:
+        return TraceError(f"{node.target} in {self._path(node)} {problem}")
+
+    def _read(self, value: Any, reader: torch.fx.Node) -> str:
+        """Name in the graph of a value computed from the image."""
+        if value not in self.names:
+            raise self._error(reader, f"reads {value}, which is not computed from the image; leave it out")
+        if value in self.overwritten:
+            raise self._error(
+                reader, f"reads a value that {self.overwritten[value]} changed in place; do that out of place"
+            )
+        return self.names[value]
+
+    def _parameter(self, node: torch.fx.Node, value: Any, kind: str, part: str) -> str:
+        """Path of the module whose parameter or buffer `part` is `value`; it becomes the node's name."""
+        name: str | None = self.owned[kind].get(getattr(value, "name", ""))
+        if name is None:
+            raise self._error(node, f"has a {part} that is no {kind} of a module; use the layers of torch.nn")
+        path, _, last = name.rpartition(".")
+        if last != part or not path:
+            raise self._error(node, f"has a {part} called {name!r}; use torch.nn's layers in a module")
+        if len(self.tensor_names[name]) > 1:
+            raise self._error(
+                node, f"has a shared {part}: {', '.join(self.tensor_names[name])}; give each its own"
+            )
+        return path
+
+    def _owned(self, node: torch.fx.Node, arguments: dict[str, Any], parts: dict[str, str]) -> str:
+        """The one module that owns all `parts` (kind by name) of the call; None is no part."""
+        paths = {
+            self._parameter(node, arguments[part], kind, part)
+            for part, kind in parts.items()
+            if arguments[part] is not None
+        }
+        if len(paths) != 1:
+            raise self._error(node, f"takes its parameters from several modules: {', '.join(sorted(paths))}")
+        path = paths.pop()
+        if any(other.name == path for other in self.nodes):
+            raise self._error(node, f"uses the weight of {path!r} a second time; every layer needs its own")
+        if path == INPUT:
+            raise self._error(node, f"has the reserved name {INPUT!r}; rename the module")
+        return path
+
+    def _emit(self, name: str, op: Op, *inputs: str) -> str:
+        self.nodes.append(Node(name, op, inputs))
+        return name
+
+    def _fresh(self, node: torch.fx.Node) -> str:
+        """The recorded name of a node without parameters, unless a module path is spelt like it."""
+        # In place, "relu" and "relu_1" are recorded as "relu_" and "relu__1".
+        return self._untaken(node.name.rstrip("_").replace("__", "_"))
+
+    def _untaken(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def _shape(self, value: Any) -> Shape:
+        return tuple(value.meta["val"].shape)
+
+    def _conv2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        path = self._owned(node, arguments, {"weight": "parameter", "bias": "parameter"})
+        out_channels, _, *kernel = self._shape(arguments["weight"])
+        dilation = _pair(arguments["dilation"])
+        op = Conv2d(
+            in_channels=self._shape(arguments["input"])[1],
+            out_channels=out_channels,
+            kernel=_pair(kernel),
+            stride=_pair(arguments["stride"]),
+            padding=self._padding(node, arguments["padding"], _pair(kernel), dilation),
+            dilation=dilation,
+            groups=arguments["groups"],
+            bias=arguments["bias"] is not None,
+        )
+        return self._emit(path, op, self._read(arguments["input"], node))
+
+    def _padding(self, node: torch.fx.Node, padding: Any, kernel: Size, dilation: Size) -> Size:
+        if padding == "valid":
+            return (0, 0)
+        if padding != "same":
+            return _pair(padding)
+        total = (dilation[0] * (kernel[0] - 1), dilation[1] * (kernel[1] - 1))
+        if total[0] % 2 or total[1] % 2:
+            raise self._error(node, f"with padding 'same' pads kernel {kernel} unevenly; use an odd kernel")
+        return (total[0] // 2, total[1] // 2)
+
+    def _linear(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        path = self._owned(node, arguments, {"weight": "parameter", "bias": "parameter"})
+        if len(self._shape(arguments["input"])) != 2:
+            raise self._error(
+                node, f"reads shape {self._shape(arguments['input'])}; flatten to (N, features) first"
+            )
+        out_features, in_features = self._shape(arguments["weight"])
+        op = Linear(in_features, out_features, bias=arguments["bias"] is not None)
+        return self._emit(path, op, self._read(arguments["input"], node))
+
+    def _batch_norm(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        buffers = {"running_mean": "buffer", "running_var": "buffer"}
+        parts = {"weight": "parameter", "bias": "parameter", **buffers}
+        if missing := [part for part in parts if arguments[part] is None]:
+            raise self._error(
+                node, f"has no {' and '.join(missing)}; use affine=True and track_running_stats=True"
+            )
+        if arguments["training"]:
+            raise self._error(
+                node, "takes the statistics of the batch in evaluation mode; use the running ones"
+            )
+        path = self._owned(node, arguments, parts)
+        if getattr(self.module.get_submodule(path), "momentum", 0.0) is None:
+            raise self._error(node, "has momentum=None (cumulative average); give it a number, such as 0.1")
+        source = self._read(arguments["input"], node)
+        before = next((other for other in self.nodes if other.name == source), None)
+        if before is None or not isinstance(before.op, Conv2d | Linear) or len(arguments["input"].users) > 1:
+            raise self._error(
+                node,
+                f"reads {source!r}; it must follow a convolution or linear layer that nothing else reads",
+            )
+        channels = self._shape(arguments["input"])[1]
+        return self._emit(path, BatchNorm(channels, arguments["eps"], arguments["momentum"]), source)
+
+    def _relu(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        return self._emit(self._fresh(node), Relu(0.0), self._read(arguments["self"], node))
+
+    def _relu6(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        return self._emit(self._fresh(node), Relu(6.0), self._read(arguments["self"], node))
+
+    def _hardtanh(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        low, high = arguments["min_val"], float(np.float32(arguments["max_val"]))
+        if low != 0 or high <= 0:
+            raise self._error(node, f"cuts at {low} and {high}; the first must be 0, the second above it")
+        return self._emit(self._fresh(node), Relu(high), self._read(arguments["self"], node))
+
+    def _add(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        if arguments["alpha"] != 1:
+            raise self._error(node, f"has alpha={arguments['alpha']}; only plain sums are supported")
+        left, right = (self._read(arguments[side], node) for side in ("self", "other"))
+        shapes = self._shape(arguments["self"]), self._shape(arguments["other"])
+        if shapes[0] != shapes[1]:
+            raise self._error(node, f"adds shapes {shapes[0]} and {shapes[1]}, which must be equal")
+        return self._emit(self._fresh(node), Add(), left, right)
+
+    def _window(self, node: torch.fx.Node, arguments: dict[str, Any]) -> tuple[Size, Size, Size]:
+        if arguments["ceil_mode"]:
+            raise self._error(node, "has ceil_mode=True; use ceil_mode=False")
+        kernel = _pair(arguments["kernel_size"])
+        # ATen leaves the stride empty where it is the kernel.
+        return kernel, _pair(arguments["stride"] or kernel), _pair(arguments["padding"])
+
+    def _max_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        if _pair(arguments["dilation"]) != (1, 1):
+            raise self._error(node, f"has dilation {arguments['dilation']}; use dilation=1")
+        op = MaxPool(*self._window(node, arguments))
+        return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
+
+    def _avg_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        op = AvgPool(*self._window(node, arguments))
+        if op.padding != (0, 0) and arguments["count_include_pad"]:
+            raise self._error(node, "counts its padding; use count_include_pad=False or padding=0")
+        if arguments["divisor_override"] is not None:
+            raise self._error(node, "has a divisor_override; leave it out")
+        return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
+
+    def _adaptive_avg_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        if _pair(arguments["output_size"]) != (1, 1):
+            raise self._error(
+                node, f"has output size {arguments['output_size']}; only 1, the global mean, is supported"
+            )
+        return self._emit(self._fresh(node), GlobalAvgPool(), self._read(arguments["self"], node))
+
+    def _mean(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        rank = len(self._shape(arguments["self"]))
+        axes = sorted(axis % rank for axis in arguments["dim"] or ())
+        if rank != 4 or axes != [2, 3] or arguments["dtype"] is not None:
+            raise self._error(
+                node, f"averages dimensions {arguments['dim']}; only rows and columns, (2, 3), can be"
+            )
+        name = self._emit(self._fresh(node), GlobalAvgPool(), self._read(arguments["self"], node))
+        if arguments["keepdim"]:
+            return name
+        return self._emit(self._untaken(f"{name}.flat"), Flatten(), name)
+
+    def _flatten(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        before, after = self._shape(arguments["self"]), self._shape(node)
+        source = self._read(arguments["self"], node)
+        if after == before:
+            return source
+        if after != (before[0], math.prod(before[1:])):
+            raise self._error(
+                node, f"turns shape {before} into {after}; only (N, everything else) is supported"
+            )
+        return self._emit(self._fresh(node), Flatten(), source)
+
+    def _dropout(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        if arguments["train"]:
+            raise self._error(
+                node, "drops values in evaluation too; use nn.Dropout or training=self.training"
+            )
+        return self._read(arguments["input"], node)
+
+    def _same(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        return self._read(arguments["self"], node)
+
+
+def _names_by_tensor(module: torch.nn.Module) -> dict[str, list[str]]:
+    """For every parameter and buffer, all names the same tensor goes by."""
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    # By memory, not by object: `a.data = b.data` shares as well.
+    addresses = {name: tensor.data_ptr() or id(tensor) for name, tensor in tensors}
+    owners: dict[int, list[str]] = {}
+    for name, address in addresses.items():
+        owners.setdefault(address, []).append(name)
+    return {name: owners[address] for name, address in addresses.items()}
+
+
+_Method = Callable[[_Tracer, "torch.fx.Node", dict[str, Any]], str]
+
+_SUPPORTED: dict[str, _Method] = {
+    "aten.conv2d.default": _Tracer._conv2d,
+    "aten.conv2d.padding": _Tracer._conv2d,
+    "aten.linear.default": _Tracer._linear,
+    "aten.batch_norm.default": _Tracer._batch_norm,
+    "aten.relu.default": _Tracer._relu,
+    "aten.relu6.default": _Tracer._relu6,
+    "aten.hardtanh.default": _Tracer._hardtanh,
+    "aten.add.Tensor": _Tracer._add,
+    "aten.max_pool2d.default": _Tracer._max_pool2d,
+    "aten.avg_pool2d.default": _Tracer._avg_pool2d,
+    "aten.adaptive_avg_pool2d.default": _Tracer._adaptive_avg_pool2d,
+    "aten.mean.dim": _Tracer._mean,
+    "aten.flatten.using_ints": _Tracer._flatten,
+    "aten.view.default": _Tracer._flatten,
+    "aten.reshape.default": _Tracer._flatten,
+    "aten.dropout.default": _Tracer._dropout,
+    "aten.feature_dropout.default": _Tracer._dropout,
+    "aten.contiguous.default": _Tracer._same,
+    "aten.clone.default": _Tracer._same,
+    "aten.detach.default": _Tracer._same,
+    "aten.alias.default": _Tracer._same,
+}
+
+# All that may hand on the memory of their input; clone never does.
+_VIEWS = {
+    call
+    for call, method in _SUPPORTED.items()
+    if method in (_Tracer._flatten, _Tracer._dropout, _Tracer._same) and call != "aten.clone.default"
+}

@@ -1,0 +1,158 @@
+# mypy: disable-error-code=type-arg
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Graph(_message.Message):
+    __slots__ = ("format_version", "name", "input", "nodes", "output")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    name: str
+    input: Input
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    output: str
+    def __init__(self, format_version: _Optional[int] = ..., name: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., output: _Optional[str] = ...) -> None: ...
+
+class Input(_message.Message):
+    __slots__ = ("channels", "height", "width", "scale", "zero_point")
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    ZERO_POINT_FIELD_NUMBER: _ClassVar[int]
+    channels: int
+    height: int
+    width: int
+    scale: float
+    zero_point: int
+    def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., scale: _Optional[float] = ..., zero_point: _Optional[int] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("name", "inputs", "conv2d", "linear", "batch_norm", "relu", "quantize", "add", "max_pool", "avg_pool", "global_avg_pool", "flatten")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    CONV2D_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_FIELD_NUMBER: _ClassVar[int]
+    BATCH_NORM_FIELD_NUMBER: _ClassVar[int]
+    RELU_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZE_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    MAX_POOL_FIELD_NUMBER: _ClassVar[int]
+    AVG_POOL_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_AVG_POOL_FIELD_NUMBER: _ClassVar[int]
+    FLATTEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    inputs: _containers.RepeatedScalarFieldContainer[str]
+    conv2d: Conv2d
+    linear: Linear
+    batch_norm: BatchNorm
+    relu: Relu
+    quantize: Quantize
+    add: Add
+    max_pool: MaxPool
+    avg_pool: AvgPool
+    global_avg_pool: GlobalAvgPool
+    flatten: Flatten
+    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., conv2d: _Optional[_Union[Conv2d, _Mapping]] = ..., linear: _Optional[_Union[Linear, _Mapping]] = ..., batch_norm: _Optional[_Union[BatchNorm, _Mapping]] = ..., relu: _Optional[_Union[Relu, _Mapping]] = ..., quantize: _Optional[_Union[Quantize, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., max_pool: _Optional[_Union[MaxPool, _Mapping]] = ..., avg_pool: _Optional[_Union[AvgPool, _Mapping]] = ..., global_avg_pool: _Optional[_Union[GlobalAvgPool, _Mapping]] = ..., flatten: _Optional[_Union[Flatten, _Mapping]] = ...) -> None: ...
+
+class Size(_message.Message):
+    __slots__ = ("height", "width")
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    height: int
+    width: int
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
+
+class Conv2d(_message.Message):
+    __slots__ = ("in_channels", "out_channels", "kernel", "stride", "padding", "dilation", "groups", "bias")
+    IN_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    OUT_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    DILATION_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    in_channels: int
+    out_channels: int
+    kernel: Size
+    stride: Size
+    padding: Size
+    dilation: Size
+    groups: int
+    bias: bool
+    def __init__(self, in_channels: _Optional[int] = ..., out_channels: _Optional[int] = ..., kernel: _Optional[_Union[Size, _Mapping]] = ..., stride: _Optional[_Union[Size, _Mapping]] = ..., padding: _Optional[_Union[Size, _Mapping]] = ..., dilation: _Optional[_Union[Size, _Mapping]] = ..., groups: _Optional[int] = ..., bias: bool = ...) -> None: ...
+
+class Linear(_message.Message):
+    __slots__ = ("in_features", "out_features", "bias")
+    IN_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    OUT_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    in_features: int
+    out_features: int
+    bias: bool
+    def __init__(self, in_features: _Optional[int] = ..., out_features: _Optional[int] = ..., bias: bool = ...) -> None: ...
+
+class BatchNorm(_message.Message):
+    __slots__ = ("channels", "eps", "momentum")
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    EPS_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    channels: int
+    eps: float
+    momentum: float
+    def __init__(self, channels: _Optional[int] = ..., eps: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
+
+class Relu(_message.Message):
+    __slots__ = ("maximum",)
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    maximum: float
+    def __init__(self, maximum: _Optional[float] = ...) -> None: ...
+
+class Quantize(_message.Message):
+    __slots__ = ("bits", "signed")
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_FIELD_NUMBER: _ClassVar[int]
+    bits: int
+    signed: bool
+    def __init__(self, bits: _Optional[int] = ..., signed: bool = ...) -> None: ...
+
+class Add(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MaxPool(_message.Message):
+    __slots__ = ("kernel", "stride", "padding")
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    kernel: Size
+    stride: Size
+    padding: Size
+    def __init__(self, kernel: _Optional[_Union[Size, _Mapping]] = ..., stride: _Optional[_Union[Size, _Mapping]] = ..., padding: _Optional[_Union[Size, _Mapping]] = ...) -> None: ...
+
+class AvgPool(_message.Message):
+    __slots__ = ("kernel", "stride", "padding")
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    kernel: Size
+    stride: Size
+    padding: Size
+    def __init__(self, kernel: _Optional[_Union[Size, _Mapping]] = ..., stride: _Optional[_Union[Size, _Mapping]] = ..., padding: _Optional[_Union[Size, _Mapping]] = ...) -> None: ...
+
+class GlobalAvgPool(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Flatten(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

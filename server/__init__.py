@@ -1,0 +1,1 @@
+"""What runs in the cloud: round state machine, pruning-growing, aggregation, store, services."""

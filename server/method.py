@@ -1,0 +1,167 @@
+"""A quantized method on the server: deal bit-widths, quantize what goes out, merge what comes back.
+
+Pure functions of the global model, so that the server, a simulation, and a replay after a crash do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.exchange import Assignment, Update, bit_widths, pack_layers, unpack_layers
+from fedmpq.model.graph import Graph
+from fedmpq.model.grid import MAX_BITS, check_bits
+from fedmpq.model.quantized import Layers, QuantizedLayer, Weights, dequantize_all
+from fedmpq.model.randomness import SERVER, Draws, Purpose
+from fedmpq.server.aggregate import (
+    WeightedSum,
+    average_bit_widths,
+    merge_deltas,
+    merge_models,
+    participation_weights,
+)
+from fedmpq.server.pruning_growing import deal_best, deal_paper
+from fedmpq.server.recipe import Recipe
+from fedmpq.server.state import ClientRecord, GlobalModel
+
+
+class RoundQuantizer:
+    """The global model of one round on its grids, each layer at each bit-width quantized once."""
+
+    def __init__(self, graph: Graph, weights: Weights, recipe: Recipe) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._recipe = recipe
+        self._cache: dict[tuple[str, int], QuantizedLayer] = {}
+        self._errors: NDArray[np.float64] | None = None
+
+    def layer(self, name: str, bits: int) -> QuantizedLayer:
+        key = name, bits
+        if key not in self._cache:
+            self._cache[key] = QuantizedLayer.from_weights(
+                self._weights[name], bits, self._recipe.step_rule, self._recipe.per_channel
+            )
+        return self._cache[key]
+
+    def layers(self, widths: Sequence[int]) -> Layers:
+        """The model at these bit-widths."""
+        return {node.name: self.layer(node.name, b) for node, b in zip(self._graph.layers, widths, strict=True)}
+
+    def errors(self) -> NDArray[np.float64]:
+        """`|W - Q_b(W)|^2 / |W|^2` for each layer and `b` in 1..8.
+
+        BatchNorm makes a layer's output indifferent to the size of its weights, so the relative error is what counts.
+        """
+        if self._errors is None:
+            self._errors = self._measure_errors()
+        return self._errors
+
+    def _measure_errors(self) -> NDArray[np.float64]:
+        rows = []
+        for node in self._graph.layers:
+            weights = self._weights[node.name]
+            power = max(float(np.square(weights, dtype=np.float64).sum()), 1e-30)
+            noise = [weights - self.layer(node.name, b).weights() for b in range(1, MAX_BITS + 1)]
+            rows.append([float(np.square(n, dtype=np.float64).sum()) / power for n in noise])
+        return np.array(rows, dtype=np.float64)
+
+
+class QuantizedMethod:
+    """One run of a recipe on a graph."""
+
+    def __init__(self, graph: Graph, recipe: Recipe, seed: int) -> None:
+        self.graph = graph
+        self.recipe = recipe
+        self.seed = seed
+        self._quantizer: tuple[Weights, RoundQuantizer] | None = None
+
+    def start(self, weights: Weights, side: dict[str, NDArray[np.float32]], clients: Sequence[ClientRecord]) -> GlobalModel:
+        """The model before the first round; every layer starts from the clients' mean budget."""
+        shares = participation_weights([c.budget for c in clients], [c.samples for c in clients])
+        mean_budget = float(np.dot(shares, [c.budget for c in clients]))
+        widths = (min(MAX_BITS, int(mean_budget + 0.5)),) * len(self.graph.layers)
+        return GlobalModel(0, weights, side, widths, tuple(clients))
+
+    def deal(self, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
+        """The client's bit-widths for the next round."""
+        return _DEALS[self.recipe.deal](self, model, client)
+
+    def deployed(self, model: GlobalModel, client: ClientRecord) -> Layers:
+        """The model as the client's device runs it."""
+        return self.quantizer(model).layers(self.deal(model, client))
+
+    def assign(self, model: GlobalModel, client: ClientRecord) -> Assignment:
+        """What the client is sent for round `model.round + 1`."""
+        layers = pack_layers(self.deployed(model, client))
+        return Assignment(self.seed, model.round + 1, client.client, layers, model.side, self.recipe.plan)
+
+    def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
+        """The next global model; updates are taken in the order of their clients, whatever order they come in."""
+        ordered = sorted(updates, key=lambda update: update.client)
+        records = {client.client: client for client in model.clients}
+        senders = [records[update.client] for update in ordered]
+        shares = participation_weights([c.budget for c in senders], [u.samples for u in ordered])
+        merged, side = WeightedSum(), WeightedSum()
+        for share, sender, update in zip(shares, senders, ordered, strict=True):
+            merged.add(float(share), self._contribution(model, sender, update))
+            side.add(float(share), update.side)
+            records[sender.client] = replace(
+                sender, dealt=self.deal(model, sender), returned=bit_widths(self.graph, update.layers)
+            )
+        new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
+        widths = average_bit_widths(shares, [bit_widths(self.graph, update.layers) for update in ordered])
+        return GlobalModel(model.round + 1, new, side.mean(), widths, tuple(records[c.client] for c in model.clients))
+
+    def quantizer(self, model: GlobalModel) -> RoundQuantizer:
+        """One quantizer for as long as the weights are the same."""
+        if self._quantizer is None or self._quantizer[0] is not model.weights:
+            self._quantizer = model.weights, RoundQuantizer(self.graph, model.weights, self.recipe)
+        return self._quantizer[1]
+
+    def _contribution(self, model: GlobalModel, sender: ClientRecord, update: Update) -> Weights:
+        returned = dequantize_all(unpack_layers(self.graph, update.layers))
+        if self.recipe.merge == "models":
+            return returned
+        sent = dequantize_all(self.deployed(model, sender))
+        return {name: returned[name] - sent[name] for name in returned}
+
+
+def select_clients(clients: Sequence[ClientRecord], seed: int, round_number: int, count: int) -> list[ClientRecord]:
+    """`count` clients drawn without replacement, in the order of their numbers."""
+    if not 1 <= count <= len(clients):
+        raise ValueError(f"cannot select {count} of {len(clients)} clients")
+    keys = Draws(seed, SERVER, round_number).uniform(len(clients), Purpose.SELECT)
+    chosen = sorted(np.argsort(keys, kind="stable")[:count])
+    return [clients[index] for index in chosen]
+
+
+def _deal_pruning_growing(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
+    sizes = method.graph.layer_sizes
+    return deal_paper(model.bit_widths, sizes, client.growth(len(sizes)), client.budget)
+
+
+def _deal_least_error(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
+    return deal_best(method.graph.layer_sizes, method.quantizer(model).errors(), client.budget)
+
+
+def _deal_uniform(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
+    """The budget on every layer; without re-dealing, what was pruned stays pruned."""
+    if client.returned is not None:
+        return client.returned
+    check_bits(int(client.budget))
+    return (int(client.budget),) * len(method.graph.layers)
+
+
+def _deal_full(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
+    return (MAX_BITS,) * len(method.graph.layers)
+
+
+_DEALS: dict[str, Callable[[QuantizedMethod, GlobalModel, ClientRecord], tuple[int, ...]]] = {
+    "pruning_growing": _deal_pruning_growing,
+    "least_error": _deal_least_error,
+    "uniform": _deal_uniform,
+    "full": _deal_full,
+}

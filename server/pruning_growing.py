@@ -1,0 +1,132 @@
+"""Pruning-growing (Alg. 2): deal each layer a bit-width so that a client's model fits its budget.
+
+Every rule here returns widths with ``sum(b_l * m_l) <= v * M``, ``1 <= b_l <= 8``, and no layer able to take
+one more bit. The budget is compared exactly: ``floor(v * M)`` is computed once in rational arithmetic, all
+else is integer. A float budget stands for its exact binary value; pass a ``Fraction`` where a decimal such
+as 2.3 is meant to the digit.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_BITS = 1
+MAX_BITS = 8
+
+
+class BudgetError(ValueError):
+    """A budget, or a description of the layers, that no assignment of bit-widths can answer."""
+
+
+def deal_paper(
+    bit_widths: Sequence[int], sizes: Sequence[int], growth: Sequence[int], budget: float | Fraction
+) -> tuple[int, ...]:
+    """Take bits from, then give bits to, layers in the order of ``m_l * (growth_l + 1)``, descending and
+    stable.
+
+    ``growth`` is the change of each width over the client's last round, ``b_after - b_before``: zero before
+    its first, negative where it pruned. Bits are taken from the first layer until it has 1, then from the
+    next, while the average exceeds the budget; then given to the last layer until it has 8, then to the one
+    before, down to and including the first. A layer whose next bit would exceed the budget is passed over,
+    and the earlier ones are still tried.
+    """
+    capacity = _capacity(sizes, budget)
+    _require_length("bit_widths", len(bit_widths), len(sizes))
+    _require_length("growth", len(growth), len(sizes))
+    widths = [_checked_width(f"bit_widths[{layer}]", bits) for layer, bits in enumerate(bit_widths)]
+    weights = [int(size) for size in sizes]
+    order = sorted(range(len(weights)), key=lambda layer: -weights[layer] * (int(growth[layer]) + 1))
+    spare = capacity - sum(bits * size for bits, size in zip(widths, weights, strict=True))
+    for layer in order:
+        while spare < 0 and widths[layer] > MIN_BITS:
+            widths[layer] -= 1
+            spare += weights[layer]
+    # The spare room only shrinks from here on, so what does not fit now never will: one pass is enough.
+    for layer in reversed(order):
+        taken = min(MAX_BITS - widths[layer], spare // weights[layer])
+        widths[layer] += taken
+        spare -= taken * weights[layer]
+    return tuple(widths)
+
+
+def deal_best(
+    sizes: Sequence[int], errors: NDArray[np.float64], budget: float | Fraction, floor: int = 2
+) -> tuple[int, ...]:
+    """Give the next bit where it removes the most error per stored bit, ``(E[b] - E[b+1]) / m_l``, until
+    none fits.
+
+    ``errors[l][b - 1]`` is the (weighted) quantization error of layer ``l`` at ``b`` bits. Every layer
+    starts at ``floor`` bits, or at 1 if the budget is below the floor: a hard constraint goes before a
+    preference. Equal gains go to the lower layer index. A bit that removes nothing, or by noise adds error,
+    is dealt last, but it is dealt: the width is free to use and the next round's errors may need it.
+    """
+    capacity = _capacity(sizes, budget)
+    table = _checked_errors(errors, len(sizes))
+    _checked_width("floor", floor)
+    weights = [int(size) for size in sizes]
+    start = floor if floor * sum(weights) <= capacity else MIN_BITS
+    widths = [start] * len(weights)
+    spare = capacity - start * sum(weights)
+
+    def candidate(layer: int) -> tuple[float, int]:
+        row, bits = table[layer], widths[layer]
+        return (row[bits] - row[bits - 1]) / weights[layer], layer
+
+    heap = [candidate(layer) for layer in range(len(weights)) if widths[layer] < MAX_BITS]
+    heapq.heapify(heap)
+    while heap:
+        _, layer = heapq.heappop(heap)
+        if weights[layer] > spare:
+            continue
+        widths[layer] += 1
+        spare -= weights[layer]
+        if widths[layer] < MAX_BITS:
+            heapq.heappush(heap, candidate(layer))
+    return tuple(widths)
+
+
+def _capacity(sizes: Sequence[int], budget: float | Fraction) -> int:
+    """How many bits the model may store: ``floor(v * M)``."""
+    if len(sizes) == 0:
+        raise BudgetError("sizes is empty; a model needs at least one quantized layer")
+    for layer, size in enumerate(sizes):
+        if size < 1:
+            raise BudgetError(f"sizes[{layer}] is {size}; a layer has at least 1 weight")
+    # Written so that NaN fails it too.
+    if not MIN_BITS <= budget <= MAX_BITS:
+        raise BudgetError(
+            f"budget is {budget} bits per weight; it must lie in {MIN_BITS}..{MAX_BITS}: "
+            f"raise it to hold one bit per weight, or cap it at {MAX_BITS}"
+        )
+    return int(Fraction(budget) * sum(int(size) for size in sizes))
+
+
+def _checked_width(name: str, bits: int) -> int:
+    if not MIN_BITS <= bits <= MAX_BITS:
+        raise BudgetError(f"{name} is {bits}; a bit-width lies in {MIN_BITS}..{MAX_BITS}")
+    return int(bits)
+
+
+def _checked_errors(errors: NDArray[np.float64], layers: int) -> list[list[float]]:
+    table = np.asarray(errors, dtype=np.float64)
+    if table.shape != (layers, MAX_BITS):
+        raise BudgetError(f"errors has shape {table.shape}; {layers} layers need ({layers}, {MAX_BITS})")
+    bad = np.argwhere(~np.isfinite(table))
+    if len(bad):
+        layer, column = (int(index) for index in bad[0])
+        raise BudgetError(
+            f"errors[{layer}][{column}] is {table[layer, column]}; the error of layer {layer} at "
+            f"{column + 1} bits must be finite: check that layer's weights"
+        )
+    rows: list[list[float]] = table.tolist()
+    return rows
+
+
+def _require_length(name: str, length: int, layers: int) -> None:
+    if length != layers:
+        raise BudgetError(f"{name} has {length} entries but sizes has {layers}; give one per quantized layer")

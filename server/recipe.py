@@ -1,0 +1,77 @@
+"""Recipes: the methods that train integer codes, each as the few choices in which it differs from the others.
+
+`profile` is "paper", exact, or "best", what measures better; ALGORITHM sections 1, 3, 5 and 6 define both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fedmpq.model.exchange import TrainingPlan
+from fedmpq.model.grid import StepRule
+
+Profile = Literal["paper", "best"]
+Deal = Literal["pruning_growing", "least_error", "uniform", "full"]
+Merge = Literal["models", "deltas"]
+
+PROFILES: tuple[Profile, ...] = ("paper", "best")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the server quantizes, deals and merges, and how clients train."""
+
+    deal: Deal
+    """Who gets which bits: Alg. 2, least error per bit, the budget on every layer, or 8 bits for everyone."""
+    step_rule: StepRule
+    merge: Merge
+    """Average whole models, or add the average change to the global model."""
+    per_channel: bool = False
+    activation_bits: int = 4
+    plan: TrainingPlan = field(default_factory=TrainingPlan)
+
+
+def fedmpq(profile: Profile, plan: TrainingPlan) -> Recipe:
+    """Mixed precision, Group Lasso, MSB pruning, and bits re-dealt every round."""
+    if profile == "paper":
+        return Recipe("pruning_growing", "max", "models", plan=replace(plan, update="paper"))
+    return Recipe("least_error", "least_error", "deltas", plan=replace(plan, update="rounded"))
+
+
+def aqfl(profile: Profile, plan: TrainingPlan) -> Recipe:
+    """Every layer at the client's budget; no Lasso, no pruning, no re-dealing."""
+    plain = replace(plan, lasso=0.0, prune_density=None)
+    return replace(fedmpq(profile, plain), deal="uniform")
+
+
+def fpq8(profile: Profile, plan: TrainingPlan) -> Recipe:
+    """Eight bits everywhere, activations too, whatever the budgets."""
+    return replace(aqfl(profile, plan), deal="full", activation_bits=8)
+
+
+Ablation = tuple[bool, bool, bool]
+ABLATIONS: dict[str, Ablation] = {
+    "aqfl": (False, False, False),
+    "lasso": (True, False, False),
+    "msb": (False, True, False),
+    "msb+lasso": (True, True, False),
+    "msb+deal": (False, True, True),
+    "all": (True, True, True),
+}
+"""Table 4: Group Lasso, MSB pruning, and re-dealing (Alg. 2), each on or off."""
+
+
+def ablated(profile: Profile, plan: TrainingPlan, name: str) -> Recipe:
+    """FedMPQ with parts switched off.
+
+    Without re-dealing every layer starts at the client's budget, and bits once pruned stay pruned.
+    """
+    lasso, prune, deal = ABLATIONS[name]
+    recipe = fedmpq(profile, plan)
+    kept = replace(
+        recipe.plan,
+        lasso=recipe.plan.lasso if lasso else 0.0,
+        prune_density=recipe.plan.prune_density if prune else None,
+    )
+    return replace(recipe, plan=kept, deal=recipe.deal if deal else "uniform")

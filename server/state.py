@@ -1,0 +1,38 @@
+"""What the server knows between rounds. Nothing else is needed to go on, and nothing here is random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedmpq.model.quantized import Side, Weights
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """One client as the server sees it."""
+
+    client: int
+    budget: float
+    samples: int
+    dealt: tuple[int, ...] | None = None
+    """Bit-widths of its last round as sent; None before its first."""
+    returned: tuple[int, ...] | None = None
+    """Bit-widths of its last round as given back, after pruning."""
+
+    def growth(self, layers: int) -> tuple[int, ...]:
+        """`delta b = returned - dealt`, zero before the first round."""
+        if self.dealt is None or self.returned is None:
+            return (0,) * layers
+        return tuple(after - before for before, after in zip(self.dealt, self.returned, strict=True))
+
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """The global model after `round` rounds."""
+
+    round: int
+    weights: Weights
+    side: Side
+    bit_widths: tuple[int, ...]
+    """The averaged bit-widths from which the next round's deal starts."""
+    clients: tuple[ClientRecord, ...]
