@@ -1,18 +1,20 @@
 """The `fedmpq` command: finds a sub-command's package and hands over.
 
-A sub-command is imported only when it is the one asked for: on a board `fedmpq client` must not pay for the lab.
+A sub-command is imported only when it is the one asked for: on a board `fedmpq client` must not pay for the
+lab.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 
 class Command(Protocol):
@@ -30,57 +32,80 @@ class Entry:
 
 
 COMMANDS = {
-    "simulate": Entry("fedmpq.lab.simulate_command", "lab", "train over many simulated clients on this machine"),
+    "simulate": Entry(
+        "fedmpq.lab.simulate_command", "lab", "train over many simulated clients on this machine"
+    ),
     "info": Entry("fedmpq.cli.info", "edge", "version, kernels and engines of this installation"),
 }
 
 USAGE_ERROR = 2
+ON_CTRL_C = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line; argparse itself would print all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command; bad input is one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="fedmpq", description="Federated learning with mixed-precision quantization.")
-    parser.add_argument("--version", action="version", version=f"fedmpq {version('fedmpq')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in words if not word.startswith("-")), None)
-    module: Command | None = None
-    for name, entry in COMMANDS.items():
-        command = commands.add_parser(name, help=entry.summary)
-        if name == wanted:
-            module = _load(name, entry)
-            if module is None:
-                return USAGE_ERROR
-            module.add_arguments(command)
-    arguments = parser.parse_args(words)
-    assert module is not None, "argparse let an unknown command through"
-    return _run(module, arguments)
-
-
-def _load(name: str, entry: Entry) -> Command | None:
     try:
-        module: Command = importlib.import_module(entry.module)  # type: ignore[assignment]
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("fedmpq"):
-            raise
-        print(
-            f'fedmpq {name}: {error.name!r} is not installed; install it: pip install "fedmpq[{entry.extra}]"',
-            file=sys.stderr,
-        )
-        return None
-    return module
-
-
-def _run(module: Command, arguments: argparse.Namespace) -> int:
-    """Hand over; our own errors are messages for the user, everything else is a bug and keeps its traceback."""
-    try:
-        return module.run_command(arguments)
-    except (ValueError, RuntimeError) as error:
-        if not type(error).__module__.startswith("fedmpq."):
-            raise
-        print(f"fedmpq {arguments.command}: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return _dispatch(words, wanted)
+    except KeyboardInterrupt:
+        return ON_CTRL_C
     except BrokenPipeError:
         # The reader of a pipe went away; nothing is left to say, and the interpreter must not try at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        if (message := _message(error, wanted)) is None:
+            raise
+        name = f"fedmpq {wanted}" if wanted else "fedmpq"
+        print(f"{name}: {' '.join(message.splitlines())}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _dispatch(words: Sequence[str], wanted: str | None) -> int:
+    parser = _Parser(prog="fedmpq", description="Federated learning with mixed-precision quantization.")
+    parser.add_argument(
+        "--version", action="version", version=f"fedmpq {version('fedmpq')}", help="print the version"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    parsers = {name: commands.add_parser(name, help=entry.summary) for name, entry in COMMANDS.items()}
+    if wanted is None:
+        parser.parse_args(words)
+        parser.print_help(sys.stderr)
+        return USAGE_ERROR
+    if wanted not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        parser.error(f"there is no command {wanted!r}{_nearest(wanted, COMMANDS)}; there are {known}")
+    module: Command = importlib.import_module(COMMANDS[wanted].module)
+    module.add_arguments(parsers[wanted])
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        options = parsers[wanted].format_help().split()
+        parsers[wanted].error(f"unknown argument {unknown[0]!r}{_nearest(unknown[0], options)}")
+    code = module.run_command(arguments)
+    # Here, where a broken pipe is expected, and not when the interpreter ends.
+    sys.stdout.flush()
+    return code
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _message(error: Exception, wanted: str | None) -> str | None:
+    """What to tell the user; None for what is a bug and keeps its traceback."""
+    if isinstance(error, ModuleNotFoundError):
+        if wanted not in COMMANDS or error.name is None or error.name.startswith("fedmpq"):
+            return None
+        return f'{error.name!r} is not installed; install it: pip install "fedmpq[{COMMANDS[wanted].extra}]"'
+    if isinstance(error, OSError):
+        return str(error)
+    return str(error) if type(error).__module__.startswith("fedmpq.") else None

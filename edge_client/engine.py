@@ -1,7 +1,7 @@
 """The seam between local training and the arithmetic that does it.
 
-An engine holds one quantized model and trains it in place. Integer codes are the only weights that persist between
-steps. Engines agree to the bit on integer accumulators and on the code update.
+An engine holds one quantized model and trains it in place. Integer codes are the only weights that persist
+between steps. Engines agree to the bit on integer accumulators and on the code update.
 """
 
 from __future__ import annotations

@@ -25,10 +25,7 @@ def run_local_round(
     engine: Engine, graph: Graph, assignment: Assignment, data: Dataset, progress: Progress | None = None
 ) -> Update:
     """Train `assignment` on `data` with `engine`; `progress` hears of every epoch."""
-    if len(data) < MIN_SAMPLES:
-        raise TrainingError(
-            f"client {assignment.client} has {len(data)} samples; local training needs at least {MIN_SAMPLES}"
-        )
+    _check_data(graph, data, assignment.client)
     plan = assignment.plan
     draws = Draws(assignment.seed, assignment.client, assignment.round)
     engine.load(graph, unpack_layers(graph, assignment.layers), assignment.side, plan, draws)
@@ -60,6 +57,25 @@ def batches(data: Dataset, plan: TrainingPlan, draws: Draws, epoch: int, fill: i
         if plan.pad or plan.flip:
             images = pad_crop_flip(images, shifts[chosen], plan.pad, fill, plan.flip)
         yield np.ascontiguousarray(images), data.labels[chosen]
+
+
+def _check_data(graph: Graph, data: Dataset, client: int) -> None:
+    if len(data) < MIN_SAMPLES:
+        raise TrainingError(
+            f"client {client} has {len(data)} samples; local training needs at least {MIN_SAMPLES}"
+        )
+    image, classes = graph.input, graph.shapes[graph.output][0]
+    expected = (image.height, image.width, image.channels)
+    if data.image_shape != expected:
+        raise TrainingError(
+            f"client {client} has images of {data.image_shape} (height, width, channels), the model takes"
+            f" {expected}; load them at that size and colour mode"
+        )
+    if (greatest := int(data.labels.max())) >= classes:
+        raise TrainingError(
+            f"client {client} has label {greatest}, the model's {classes} classes end at {classes - 1};"
+            " number the labels as the model's classes are"
+        )
 
 
 def _pruned(layers: Layers, density: float | None) -> Layers:

@@ -40,7 +40,7 @@ class FloatMomentum:
 
 
 class BlockMomentum:
-    """One byte a weight and a float32 scale per block of 128: `value = scale * q`, `scale = max|block| / 127`."""
+    """One byte a weight and a float32 scale per block: `value = scale * q`, `scale = max|block| / 127`."""
 
     def __init__(self, size: int, factor: float) -> None:
         blocks = -(-size // BLOCK)
@@ -54,7 +54,8 @@ class BlockMomentum:
         new.reshape(-1)[: self._size] += gradient
         self._scales = np.abs(new).max(axis=1, keepdims=True) / np.float32(127)
         safe = np.where(self._scales > 0, self._scales, np.float32(1))
-        self._codes = np.rint(new / safe).astype(np.int8)
+        # A scale among the denormals is so coarse that the quotient can pass 127.
+        self._codes = np.clip(np.rint(new / safe), -127, 127).astype(np.int8)
         return new.reshape(-1)[: self._size]
 
 

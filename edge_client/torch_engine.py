@@ -1,7 +1,10 @@
 """The `torch` engine: the readable reference of local training.
 
-Codes are the only weights kept between steps. A layer's weights exist as floats while that layer computes, and its
-codes are updated the moment its gradient is known, so no gradient of the whole model exists either.
+Codes are the only weights kept between steps. A layer's weights exist as floats while that layer computes,
+and its codes are updated the moment its gradient is known, so no gradient of the whole model exists either.
+
+Runs repeat to the bit on one machine with one number of torch threads; another number adds up the gradients
+in another order.
 """
 
 from __future__ import annotations
@@ -45,59 +48,71 @@ WeightSource = Callable[[str], LayerWeight]
 class _TrainedLayer:
     """One layer's codes, momentum and Lasso table during a round."""
 
-    def __init__(self, index: int, layer: QuantizedLayer, share: float, plan: TrainingPlan, draws: Draws) -> None:
-        self.index = index
-        self.shape = layer.codes.shape
+    def __init__(
+        self, index: int, name: str, layer: QuantizedLayer, plan: TrainingPlan, draws: Draws
+    ) -> None:
         self.codes = layer.codes.reshape(-1).copy()
-        self.bits = layer.bits
-        self.step = layer.step
+        self._index = index
+        self._name = name
+        self._shape = layer.codes.shape
+        self._bits = layer.bits
+        self._step = layer.step
         self._plan = plan
         self._draws = draws
-        self._lasso_strength = plan.learning_rate * plan.lasso * share
         self._momentum = make_momentum(self.codes.size, plan.momentum, plan.momentum_bits)
-        per_weight = np.repeat(self.step, self.codes.size // max(1, self.step.size)) if self.step.ndim else self.step
-        self._paper_rate = np.asarray(np.float32(plan.learning_rate) * per_weight, dtype=np.float32)
-        self._rounded_rate = np.asarray(np.float32(plan.code_learning_rate) / per_weight, dtype=np.float32)
+        paper = np.float32(plan.learning_rate) * layer.step
+        rounded = np.float32(plan.code_learning_rate) / layer.step
+        self._rate = np.asarray(paper if plan.update == "paper" else rounded, dtype=np.float32)
         self._pull = np.zeros(0, np.float32)
 
     def quantized(self) -> QuantizedLayer:
-        return QuantizedLayer(self.codes.reshape(self.shape), self.bits, self.step)
+        return QuantizedLayer(self.codes.reshape(self._shape), self._bits, self._step)
 
     def weight(self) -> LayerWeight:
         layer = self.quantized()
         tensor = torch.from_numpy(layer.integer_weights()).float()
-        bound = 127 if self.bits == 8 else 2**self.bits - 1
-        return LayerWeight(tensor, torch.from_numpy(np.asarray(layer.integer_scale())), bound)
+        bound = 127 if self._bits == 8 else 2**self._bits - 1
+        return LayerWeight(tensor, torch.tensor(layer.integer_scale()), bound)
 
-    def refresh_lasso(self) -> None:
+    def refresh_lasso(self, strength: float) -> None:
         """The Lasso's table from the planes as they are at the start of an epoch."""
-        if self._lasso_strength > 0:
-            self._pull = update.lasso_pull(self.codes, self.bits, self._lasso_strength)
+        if strength > 0:
+            self._pull = update.lasso_pull(self.codes, self._bits, strength)
 
     def apply(self, gradient: NDArray[np.float32], step: int) -> None:
         """Weight decay, momentum, the stochastic move and the Lasso's."""
-        decayed = gradient + np.float32(self._plan.weight_decay) * self.quantized().weights().reshape(-1)
-        direction = self._momentum.push(decayed)
+        decay = np.float32(self._plan.weight_decay) * self.quantized().weights().reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            direction = self._momentum.push(gradient + decay)
+        if not np.isfinite(direction).all():
+            raise _diverged(f"the gradient of layer {self._name!r} is not finite", step, self._plan)
         uniforms = self._uniform(Purpose.UPDATE, step)
         if self._plan.update == "paper":
-            self.codes = update.paper_update(self.codes, direction, self._paper_rate, self.bits, uniforms)
+            self.codes = update.paper_update(self.codes, direction, self._rates(), self._bits, uniforms)
             if self._pull.any():
                 uniforms = self._uniform(Purpose.LASSO, step)
-                self.codes = update.lasso_update(self.codes, self._pull, self.bits, uniforms)
+                self.codes = update.lasso_update(self.codes, self._pull, self._bits, uniforms)
             return
-        move = direction * self._rounded_rate
+        with np.errstate(over="ignore"):
+            move = direction * self._rates()
         if self._pull.any():
-            move = move + update.lasso_move(self.codes, self._pull, self.bits)
-        self.codes = update.rounded_update(self.codes, move, self.bits, uniforms)
+            move += update.lasso_move(self.codes, self._pull, self._bits)
+        self.codes = update.rounded_update(self.codes, move, self._bits, uniforms)
+
+    def _rates(self) -> NDArray[np.float32]:
+        """One rate for all weights, or one each: spread anew every time, being as large as the weights."""
+        return np.repeat(self._rate, self.codes.size // self._rate.size) if self._rate.ndim else self._rate
 
     def _uniform(self, purpose: Purpose, step: int) -> NDArray[np.float32]:
-        return self._draws.uniform(self.codes.size, purpose, layer=self.index, step=step)
+        return self._draws.uniform(self.codes.size, purpose, layer=self._index, step=step)
 
 
 class _Network:
     """A graph walked forwards, keeping what the way back needs."""
 
-    def __init__(self, graph: Graph, side: Mapping[str, Tensor], weights: WeightSource, training: bool) -> None:
+    def __init__(
+        self, graph: Graph, side: Mapping[str, Tensor], weights: WeightSource, training: bool
+    ) -> None:
         self.graph = graph
         self.side = side
         self.weights = weights
@@ -206,9 +221,8 @@ class TorchEngine:
         check_state(graph, layers, side)
         self._graph = graph
         self._plan = plan
-        total = sum(graph.layer_sizes)
         self._layers = {
-            node.name: _TrainedLayer(index, layers[node.name], layers[node.name].codes.size / total, plan, draws)
+            node.name: _TrainedLayer(index, node.name, layers[node.name], plan, draws)
             for index, node in enumerate(graph.layers)
         }
         self._side = {name: torch.from_numpy(tensor.copy()) for name, tensor in side.items()}
@@ -216,13 +230,16 @@ class TorchEngine:
         self._step = 0
 
     def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:
+        strength = self._plan.learning_rate * self._plan.lasso / sum(self._graph.layer_sizes)
         for layer in self._layers.values():
-            layer.refresh_lasso()
+            layer.refresh_lasso(strength * layer.codes.size)
         samples, loss_sum, right_sum = 0, 0.0, 0
         with torch.no_grad():
             for images, labels in batches:
                 loss, right = self._train_step(images, labels)
-                samples, loss_sum, right_sum = samples + len(labels), loss_sum + loss * len(labels), right_sum + right
+                samples += len(labels)
+                loss_sum += loss * len(labels)
+                right_sum += right
         return EpochResult(samples, loss_sum / max(1, samples), right_sum / max(1, samples))
 
     def layers(self) -> Layers:
@@ -237,10 +254,7 @@ class TorchEngine:
         logits = network.forward(images)
         loss, right, gradient = torch_ops.cross_entropy(logits, torch.from_numpy(labels))
         if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss} in training step {self._step}; lower the learning rate "
-                f"(now {self._plan.learning_rate})"
-            )
+            raise _diverged(f"the loss is {loss}", self._step, self._plan)
         network.backward(gradient)
         self._step += 1
         return loss, right
@@ -256,23 +270,27 @@ class TorchEngine:
             held = self._side_momentum.get(name)
             decayed = decayed if held is None else held.mul_(self._plan.momentum).add_(decayed)
             self._side_momentum[name] = decayed
+        if not torch.isfinite(decayed).all():
+            raise _diverged(f"the gradient of {name!r} is not finite", self._step, self._plan)
         tensor.sub_(decayed, alpha=self._plan.learning_rate)
         if name.endswith(".clip"):
             tensor.clamp_(min=float(MIN_CLIP))
+
+
+def _diverged(what: str, step: int, plan: TrainingPlan) -> TrainingError:
+    return TrainingError(
+        f"{what} in training step {step}; lower the learning rate (now {plan.learning_rate})"
+    )
 
 
 def full_precision_logits(
     graph: Graph, weights: Weights, side: Side, images: NDArray[np.uint8], batch: int = 250
 ) -> NDArray[np.float32]:
     """Eval forward with full-precision weights and quantized activations: the accuracy of `W` itself."""
-    tensors = {name: torch.from_numpy(tensor) for name, tensor in side.items()}
-    one = torch.ones(())
-
-    def weight(name: str) -> LayerWeight:
-        return LayerWeight(torch.from_numpy(weights[name]), one, bound=0)
-
+    tensors = {name: torch.tensor(tensor) for name, tensor in side.items()}
+    layers = {name: LayerWeight(torch.tensor(tensor), torch.ones(()), 0) for name, tensor in weights.items()}
     with torch.no_grad():
-        network = _Network(graph, tensors, weight, training=False)
+        network = _Network(graph, tensors, layers.__getitem__, training=False)
         parts = [network.forward(images[i : i + batch]).numpy() for i in range(0, len(images), batch)]
     return np.concatenate(parts) if parts else np.zeros((0, *graph.shapes[graph.output]), np.float32)
 

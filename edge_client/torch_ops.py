@@ -1,9 +1,9 @@
 """The operations of a quantized graph in torch, each with its backward pass written out.
 
-An operation returns its value and a function from the gradient of the value to the gradients of its inputs. Gradients
-are always with respect to *real* values; quantization passes them straight through. Between operations a tensor holds
-either real numbers or integer codes (as floats) with a format that says what they mean; what is kept for the backward
-pass of a product is the codes, packed.
+An operation returns its value and a function from the gradient of the value to the gradients of its inputs.
+Gradients are always with respect to *real* values; quantization passes them straight through. Between
+operations a tensor holds either real numbers or integer codes (as floats) with a format that says what they
+mean; what is kept for the backward pass of a product is the codes, packed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -63,14 +64,14 @@ class Value:
     tensor: Tensor
     form: CodeFormat | None = None
     maximum: float | None = None
-    """Set after a ReLU, whose clamp the quantization that follows carries out: its upper bound, 0 for none."""
+    """Set after a ReLU, whose clamp the quantization that follows carries out: its bound, 0 for none."""
     _packed: Packed | None = field(default=None, repr=False)
 
     def real(self) -> Tensor:
         return self.tensor if self.form is None else self.tensor * float(self.form.scale)
 
     def codes(self) -> tuple[Tensor, CodeFormat]:
-        assert self.form is not None, "the graph has a product of real numbers; place_quantizers prevents that"
+        assert self.form is not None, "this operation reads codes; place_quantizers sees to that"
         return self.tensor, self.form
 
     def packed(self) -> Packed:
@@ -84,7 +85,7 @@ class Value:
 class LayerWeight:
     """A layer's weight while the layer computes: `real weight = tensor * scale`.
 
-    For codes, `tensor` holds integers of at most `bound` in magnitude; `bound = 0` marks full-precision weights.
+    For codes, `tensor` holds integers of at most `bound` in magnitude; `bound = 0` marks full precision.
     """
 
     tensor: Tensor
@@ -96,22 +97,22 @@ class LayerWeight:
 
 
 def products(codes: Tensor, weight: Tensor, op: Conv2d | Linear, bound: int) -> Tensor:
-    """Sums of products of integers, exact.
+    """Sums of products of integers, exact: as float32 where that can carry them, else as int32.
 
-    `bound` is the greatest |code| times the greatest |weight|. float32 carries a sum exactly below 2^24; a longer one
-    is cut along the input channels, and the parts are added as int32.
+    `bound` is the greatest |code| times the greatest |weight|. float32 carries a sum exactly below 2^24; a
+    longer one is cut along the input channels, and the parts are added as int32.
     """
-    taps = 1 if isinstance(op, Linear) else op.kernel[0] * op.kernel[1]
-    span = max(1, (EXACT_FLOAT32 - 1) // max(1, bound * taps))
-    if weight.shape[1] <= span:
+    per_channel = bound if isinstance(op, Linear) else bound * op.kernel[0] * op.kernel[1]
+    if per_channel * weight.shape[1] < EXACT_FLOAT32:
         return _product(codes, weight, op)
-    if isinstance(op, Conv2d) and op.groups > 1:
-        return _product(codes.double(), weight.double(), op).float()
+    span = (EXACT_FLOAT32 - 1) // per_channel
+    if span == 0 or (isinstance(op, Conv2d) and op.groups > 1):
+        return _product(codes.double(), weight.double(), op).to(torch.int32)
     parts = [
         _product(codes[:, i : i + span], weight[:, i : i + span], op).to(torch.int32)
         for i in range(0, weight.shape[1], span)
     ]
-    return torch.stack(parts).sum(dim=0, dtype=torch.int32).float()
+    return torch.stack(parts).sum(dim=0, dtype=torch.int32)
 
 
 def _product(source: Tensor, weight: Tensor, op: Conv2d | Linear) -> Tensor:
@@ -124,7 +125,7 @@ def forward_product(value: Value, weight: LayerWeight, bias: Tensor | None, op: 
     """Convolution or linear layer: `acc * (s_x * s_w) + bias`."""
     codes, form = value.codes()
     if weight.bound:
-        sums = products(codes, weight.tensor, op, form.bound * weight.bound)
+        sums = products(codes, weight.tensor, op, form.bound * weight.bound).float()
     else:
         sums = _product(codes, weight.tensor, op)
     real = sums * _columns(weight.scale * float(form.scale), sums.ndim)
@@ -149,15 +150,16 @@ def batch_norm(
     value: Value, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, op: BatchNorm, training: bool
 ) -> tuple[Value, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
     """BatchNorm by batch statistics (updating `mean` and `variance` in place), or by the running ones."""
+    source = value.tensor
     out, saved_mean, saved_scale = torch.ops.aten.native_batch_norm(
-        value.tensor, gamma, beta, mean, variance, training, op.momentum, op.eps
+        source, gamma, beta, mean, variance, training, op.momentum, op.eps
     )
 
     def backward(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        source, d_gamma, d_beta = torch.ops.aten.native_batch_norm_backward(
-            gradient, value.tensor, gamma, mean, variance, saved_mean, saved_scale, training, op.eps, [True] * 3
+        d_source, d_gamma, d_beta = torch.ops.aten.native_batch_norm_backward(
+            gradient, source, gamma, mean, variance, saved_mean, saved_scale, training, op.eps, [True] * 3
         )
-        return source, d_gamma, d_beta
+        return d_source, d_gamma, d_beta
 
     return Value(out), backward
 
@@ -165,9 +167,9 @@ def batch_norm(
 def quantize(
     value: Value, form: CodeFormat, clip_is_free: bool
 ) -> tuple[Value, Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """Codes `clamp(rint(x / scale))`; the gradient passes inside the range, and what is clipped moves the clip.
+    """Codes `clamp(rint(x / scale))`; the gradient passes inside the range, and what is cut moves the clip.
 
-    `d clip = sum of gradients above - sum of gradients below (signed only)`; zero where a ReLU6 bounds the clip.
+    `d clip = sum of gradients above - sum of gradients below (signed only)`; zero where a ReLU6 bounds it.
     """
     real = value.real()
     top = float(form.scale) * form.high
@@ -214,8 +216,9 @@ def average_pool(value: Value, op: AvgPool | None) -> tuple[Value, Backward]:
     stride, padding = (kernel, (0, 0)) if op is None else (op.stride, op.padding)
     window = kernel[0] * kernel[1]
     sums = functional.avg_pool2d(codes, kernel, stride, padding, divisor_override=1)
-    multiplier = float(form.scale) / (float(target.scale) * window)
-    pooled = torch.round(sums * multiplier).clamp_(target.low, target.high)
+    # In float32 and this order, as the integer program has it: averages often lie halfway between two codes.
+    multiplier = np.float32(form.scale / (target.scale * np.float32(window)))
+    pooled = torch.round(sums * float(multiplier)).clamp_(target.low, target.high)
 
     def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
         return (

@@ -1,17 +1,17 @@
 """The integer update: a layer's codes move by whole steps, the step size stays put during local training.
 
-`d` is the (momentum-filtered) gradient with respect to the real weight `W = step * (code - z)`, `eta` the learning rate,
-`u` uniform in [0, 1).
+`d` is the (momentum-filtered) gradient with respect to the real weight `W = step * (code - z)`, `eta` the
+learning rate, `u` uniform in [0, 1).
 
-**paper** (Eq. 5-10). With `k = round(log2(eta * step * |d|))` and `q_i = k + 2i - 1` for `i = 1..b`, the move in codes is
-`sum_{1 <= q_i <= b} 2^(q_i - 1) + [u < sum_{q_i <= 0} 2^(q_i - 1)]`, or `2^b - 1` if `q_b > b`. In expectation this is SGD
-with the rate `eta * step^2 * (4^b - 1)/3`.
+**paper** (Eq. 5-10). With `k = round(log2(eta * step * |d|))` and `q_i = k + 2i - 1` for `i = 1..b`, the move
+in codes is `sum_{1 <= q_i <= b} 2^(q_i - 1) + [u < sum_{q_i <= 0} 2^(q_i - 1)]`, or `2^b - 1` if `q_b > b`.
+In expectation this is SGD with the rate `eta * step^2 * (4^b - 1)/3`.
 
 **rounded**. `x = eta_eff * d / step`, the move is `floor(x + u)`.
 
-Group Lasso over the magnitude planes `P_i` moves a weight of magnitude `k` towards zero by `eta * F(k)` codes,
-`F(k) = lambda * (m_l/M) * sum_i 2^i * bit_i(k) / ||P_i||_2`: with "paper" stochastically rounded as a step of its own,
-with "rounded" added to `x`.
+Group Lasso over the magnitude planes `P_i` moves a weight of magnitude `k` towards zero, never past it, by
+`eta * F(k)` codes, `F(k) = lambda * (m_l/M) * sum_i 2^i * bit_i(k) / ||P_i||_2`: with "paper" stochastically
+rounded as a step of its own, with "rounded" added to `x`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ from fedmpq.model.pruning import magnitudes
 Codes = NDArray[np.uint8]
 Flat = NDArray[np.float32]
 
-# log2(eta * step * |d|) below this moves nothing: the chance would be under 2^-40.
+# log2(eta * step * |d|) up to this moves nothing: the chance would be under 2^-49, and uniforms end at 2^-24.
 _LEAST_EXPONENT = -64
-_SQRT_HALF = np.float32(0.70710678)
+# Above every finite float32's: saturates at any bit-width.
+_INFINITE_EXPONENT = 129
+# The least float32 above sqrt(1/2); the float32 nearest to it lies below, where log2 still rounds down.
+_SQRT_HALF = np.float32(0.70710683)
 
 
 def paper_update(codes: Codes, direction: Flat, rate: Flat, bits: int, uniforms: Flat) -> Codes:
-    """The paper's move against `direction`; `rate` is `eta * step`, a scalar or one per weight."""
+    """The paper's move against `direction` (no NaN); `rate` is `eta * step`, a scalar or one per weight."""
     moves, chances = _paper_tables(bits)
-    index = _rounded_log2(np.abs(direction) * rate) - _LEAST_EXPONENT
-    index = np.clip(index, 0, len(moves) - 1)
+    with np.errstate(over="ignore"):
+        exponents = _rounded_log2(np.abs(direction) * rate)
+    index = np.clip(exponents - _LEAST_EXPONENT, 0, len(moves) - 1)
     steps = moves[index] + (uniforms < chances[index])
     return _moved(codes, np.where(direction > 0, steps, -steps), bits)
 
 
 def rounded_update(codes: Codes, move: Flat, bits: int, uniforms: Flat) -> Codes:
-    """`code - floor(move + u)`, `move = eta_eff * d / step` plus the Lasso's pull."""
+    """`code - floor(move + u)`, `move = eta_eff * d / step` plus the Lasso's pull; it has no NaN."""
     limit = np.float32(1 << bits)
     return _moved(codes, np.floor(np.clip(move, -limit, limit) + uniforms).astype(np.int32), bits)
 
@@ -51,7 +55,8 @@ def rounded_update(codes: Codes, move: Flat, bits: int, uniforms: Flat) -> Codes
 def lasso_update(codes: Codes, pull: Flat, bits: int, uniforms: Flat) -> Codes:
     """Move every code towards zero by `floor(pull[magnitude] + u)`, never past it."""
     size = magnitudes(codes, bits)
-    steps = np.minimum(np.floor(pull[size] + uniforms).astype(np.int32), size)
+    # float32 may round `k + u` up to `k + 1`.
+    steps = np.minimum(np.floor(pull[size] + uniforms), size).astype(np.int32)
     return _moved(codes, np.where(_positive(codes, bits), steps, -steps), bits)
 
 
@@ -62,24 +67,25 @@ def lasso_move(codes: Codes, pull: Flat, bits: int) -> Flat:
 
 
 def lasso_pull(codes: Codes, bits: int, strength: float) -> Flat:
-    """`strength * sum_i 2^i * bit_i(k) / ||P_i||_2` for every magnitude `k`; `strength = eta * lambda * m_l/M`.
+    """`min(k, strength * sum_i 2^i * bit_i(k) / ||P_i||_2)` for every magnitude `k`.
 
-    An empty plane pulls nothing.
+    `strength = eta * lambda * m_l/M`; an empty plane pulls nothing.
     """
-    counts = kernels.magnitude_counts(codes, bits) if bits > 1 else np.zeros(0, np.int64)
-    norms = np.sqrt(counts.astype(np.float32))
-    pull = np.zeros(1 << (bits - 1), np.float32)
-    sizes = np.arange(len(pull))
-    for plane, norm in enumerate(norms):
-        if norm > 0:
-            pull += np.where(sizes >> plane & 1, np.float32(strength * 2.0**plane) / norm, np.float32(0))
-    return pull
+    sizes = np.arange(1 << (bits - 1))
+    pull = np.zeros(len(sizes), np.float64)
+    counts = kernels.magnitude_counts(codes, bits) if bits > 1 else ()
+    for plane, count in enumerate(counts):
+        if count:
+            pull += (sizes >> plane & 1) * (strength * 2.0**plane / np.sqrt(np.float64(count)))
+    return np.minimum(pull, sizes).astype(np.float32)
 
 
 def _rounded_log2(values: Flat) -> NDArray[np.int32]:
-    """`round(log2 x)` from the float's own exponent and mantissa, the same on every machine; zero gives the least."""
+    """`round(log2 x)` from the float's exponent and mantissa, the same everywhere; zero gives the least."""
     mantissa, exponent = np.frexp(values)
     rounded = exponent - (mantissa < _SQRT_HALF)
+    # What frexp says of infinity differs between C libraries.
+    rounded = np.where(np.isinf(values), _INFINITE_EXPONENT, rounded)
     return np.where(values > 0, rounded, _LEAST_EXPONENT).astype(np.int32)
 
 
@@ -102,4 +108,5 @@ def _positive(codes: Codes, bits: int) -> NDArray[np.bool_]:
 
 def _moved(codes: Codes, steps: NDArray[np.int32], bits: int) -> Codes:
     low, high = code_range(bits)
-    return np.clip(codes.astype(np.int32) - steps, low, high).astype(np.uint8)
+    moved: Codes = np.clip(codes.astype(np.int32) - steps, low, high).astype(np.uint8)
+    return moved

@@ -1,22 +1,23 @@
 """Finds, loads and types `libfedmpq_kernels.so`, and says which instruction set its dispatch uses.
 
 There is no fallback in Python: a library that cannot be loaded is an ImportError that says how to build it.
-The environment variable FEDMPQ_ISA (avx512, avx2, neon or scalar) forces an instruction set at import.
+The environment variable FEDMPQ_ISA (avx512, avx2, neon_dot, neon or scalar) forces an instruction set at import.
 """
 
 from __future__ import annotations
 
 import os
-from ctypes import CDLL, _SimpleCData, c_char_p, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import CDLL, _SimpleCData, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
-ISAS = ("avx512", "avx2", "neon", "scalar")
+ISAS = ("avx512", "avx2", "neon_dot", "neon", "scalar")
 PATH = Path(__file__).parent / "libfedmpq_kernels.so"
 HOW_TO_BUILD = "build it with `pip install -e .` in the checkout (needs a C++17 compiler)"
 
-# Result and argument types of each function, in the order of include/fedmpq/kernels.h.
-_I32, _I64, _U32, _POINTER, _TEXT = c_int32, c_int64, c_uint32, c_void_p, c_char_p
+# Result and argument types of each function, in the order of include/fedmpq/kernels.h and training.h.
+_I32, _I64, _U32, _F32, _POINTER, _TEXT = c_int32, c_int64, c_uint32, c_float, c_void_p, c_char_p
+_RESCALE = (_POINTER, _POINTER, _F32, _F32)
 PROTOTYPES: dict[str, tuple[type[_SimpleCData[Any]] | None, tuple[type[_SimpleCData[Any]], ...]]] = {
     "fedmpq_isa": (_TEXT, ()),
     "fedmpq_force_isa": (_I32, (_TEXT,)),
@@ -26,6 +27,32 @@ PROTOTYPES: dict[str, tuple[type[_SimpleCData[Any]] | None, tuple[type[_SimpleCD
     "fedmpq_magnitude_counts": (_I64, (_POINTER, _I64, _I32, _POINTER)),
     "fedmpq_philox4x32": (None, (_POINTER, _POINTER, _POINTER)),
     "fedmpq_philox_uniform": (None, (_I64, _U32, _U32, _U32, _U32, _U32, _POINTER)),
+    "fedmpq_conv_forward": (_I32, (_POINTER, _POINTER, _I32, _I32, _POINTER, _I32, _POINTER, _POINTER)),
+    "fedmpq_conv_backward_sums": (
+        _I32,
+        (_POINTER, _POINTER, _I32, _I32, _POINTER, _POINTER, *_RESCALE, _POINTER, _POINTER, _I32, _POINTER, _POINTER),
+    ),
+    "fedmpq_conv_backward_input": (_I32, (_POINTER, _POINTER, _POINTER, _F32, _I32, _I32, _POINTER)),
+    "fedmpq_conv_backward_weights": (
+        _I32,
+        (_POINTER, _POINTER, _I32, _I32, _POINTER, _POINTER, _I32, _POINTER),
+    ),
+    "fedmpq_requantize": (_I32, (_POINTER, _I32, _I64, _I32, *_RESCALE, _I32, _I32, _POINTER)),
+    "fedmpq_backward_error": (
+        None,
+        (_POINTER, _POINTER, _I32, _I64, _I32, *_RESCALE, *(_POINTER,) * 5, _I32, _POINTER),
+    ),
+    "fedmpq_quantize_error": (None, (_POINTER, _I32, _I64, _F32, *(_U32,) * 5, _I32, _POINTER)),
+    "fedmpq_add": (_I32, (_POINTER, _POINTER, _I32, _I64, _F32, _F32, _F32, _I32, _I32, _POINTER, _POINTER)),
+    "fedmpq_pass_error": (_I32, (_POINTER, _I32, _I64, _I32, _POINTER, _POINTER)),
+    "fedmpq_add_errors": (None, (_POINTER, _I64, _POINTER)),
+    "fedmpq_max_pool": (_I32, (_POINTER, _POINTER, _I32, _I32, _POINTER)),
+    "fedmpq_max_pool_backward": (_I32, (_POINTER, _POINTER, _I32, _POINTER, _I32, _POINTER)),
+    "fedmpq_average_pool": (_I32, (_POINTER, _POINTER, _I32, _I32, _F32, _F32, _F32, _I32, _POINTER)),
+    "fedmpq_average_pool_backward": (_I32, (_POINTER, _POINTER, _I32, _POINTER)),
+    "fedmpq_softmax_loss": (_I32, (_POINTER, _I32, _I32, *(_POINTER,) * 5)),
+    "fedmpq_halve_errors": (_F32, (_POINTER, _I64, _I32, _POINTER, _POINTER)),
+    "fedmpq_update_codes": (_I32, (_POINTER, _POINTER, _POINTER)),
 }
 
 

@@ -49,7 +49,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     arrays |= {f"side/{name}": tensor for name, tensor in model.side.items()}
     target, partial = folder / FILE_NAME, folder / f".{FILE_NAME}.partial"
     with partial.open("wb") as file:
-        np.savez(file, graph=_as_array(checkpoint.graph.to_bytes()), meta=_as_array(json.dumps(meta).encode()), **arrays)
+        np.savez(
+            file,
+            graph=_as_array(checkpoint.graph.to_bytes()),
+            meta=_as_array(json.dumps(meta).encode()),
+            **arrays,
+        )
         file.flush()
         os.fsync(file.fileno())
     partial.replace(target)
@@ -61,27 +66,67 @@ def load_checkpoint(path: Path) -> Checkpoint:
     path = path / FILE_NAME if path.is_dir() else path
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}; name a run's folder or its {FILE_NAME}")
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path} is not a checkpoint, or it is damaged: it is no .npz archive")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, because NumPy leaves a file open that turns out to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         meta = json.loads(bytes(arrays["meta"]))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {error}") from None
-    if meta.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {meta.get('format')}, this version reads {FORMAT}")
+        if meta["format"] != FORMAT:
+            raise CheckpointError(f"its format is {meta['format']}, and this version reads format {FORMAT}")
+        checkpoint = _from_arrays(meta, arrays)
+        _check(checkpoint)
+    # A damaged archive makes zipfile and NumPy raise nearly anything, and so do settings of another version.
+    except Exception as error:
+        reason = f"{type(error).__name__} {error}" if isinstance(error, LookupError) else str(error)
+        raise CheckpointError(f"{path} cannot be used as a checkpoint: {reason}") from error
+    return checkpoint
+
+
+def _from_arrays(meta: dict[str, Any], arrays: dict[str, Any]) -> Checkpoint:
     clients = tuple(
         ClientRecord(**{**record, "dealt": _widths(record["dealt"]), "returned": _widths(record["returned"])})
         for record in meta["clients"]
     )
     model = GlobalModel(
         round=meta["round"],
-        weights={name.removeprefix("weights/"): a for name, a in arrays.items() if name.startswith("weights/")},
+        weights={
+            name.removeprefix("weights/"): a for name, a in arrays.items() if name.startswith("weights/")
+        },
         side={name.removeprefix("side/"): a for name, a in arrays.items() if name.startswith("side/")},
         bit_widths=tuple(meta["bit_widths"]),
         clients=clients,
     )
     graph = Graph.from_bytes(bytes(arrays["graph"]))
     return Checkpoint(make_experiment(meta["experiment"]), graph, model, tuple(meta["class_names"]))
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """The model is of the graph, and the clients are of the experiment."""
+    graph, model = checkpoint.graph, checkpoint.model
+    _check_tensors(
+        "weights", model.weights, {node.name: graph.weight_shape(node.name) for node in graph.layers}
+    )
+    _check_tensors("side", model.side, graph.side_shapes())
+    if tuple(client.budget for client in model.clients) != checkpoint.experiment.budgets:
+        raise CheckpointError("its clients are not those of its experiment")
+    for widths in (
+        model.bit_widths,
+        *(w for c in model.clients for w in (c.dealt, c.returned) if w is not None),
+    ):
+        if len(widths) != len(graph.layers):
+            raise CheckpointError(f"{len(widths)} bit-widths for {len(graph.layers)} layers")
+
+
+def _check_tensors(kind: str, tensors: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    for name in sorted(tensors.keys() ^ shapes.keys()):
+        raise CheckpointError(f"{kind}/{name} is {'missing' if name in shapes else 'not in the graph'}")
+    for name, tensor in tensors.items():
+        if tensor.shape != shapes[name] or tensor.dtype != np.float32:
+            raise CheckpointError(
+                f"{kind}/{name} is {tensor.dtype} {tensor.shape}, not float32 {shapes[name]}"
+            )
 
 
 def _as_array(data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""An experiment: every setting of a simulation, from the command line or a TOML file, checked before anything runs."""
+"""An experiment: every setting of a simulation, from options or a TOML file, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from fedmpq.edge_client.engine import engine_names
 from fedmpq.model.exchange import PlanError, TrainingPlan
 from fedmpq.model.grid import MAX_BITS, StepRule
-from fedmpq.server.recipe import ABLATIONS, PROFILES, Deal, Merge, Profile, Recipe, ablated, aqfl, fedmpq, fpq8
+from fedmpq.server.recipe import (
+    ABLATIONS,
+    PROFILES,
+    Deal,
+    Merge,
+    Profile,
+    Recipe,
+    ablated,
+    aqfl,
+    fpq8,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +36,7 @@ PAPER_BUDGETS = (2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 8.0, 8.0)
 QUANTIZED_METHODS = ("fedmpq", "aqfl", "fpq8")
 FLOAT_METHODS = ("fp32", "fedpaq", "uveqfed")
 METHODS = QUANTIZED_METHODS + FLOAT_METHODS
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class ExperimentError(ValueError):
@@ -65,6 +78,16 @@ class Experiment:
     per_channel: bool = False
 
     def __post_init__(self) -> None:
+        self._check_words()
+        self._check_budgets()
+        self._check_numbers()
+        self._check_own_choices()
+        try:
+            self.plan()
+        except PlanError as error:
+            raise ExperimentError(str(error)) from None
+
+    def _check_words(self) -> None:
         _choice("method", self.method, METHODS)
         _choice("profile", self.profile, PROFILES)
         _choice("ablation", self.ablation, tuple(ABLATIONS))
@@ -72,12 +95,16 @@ class Experiment:
         for name, allowed in (("deal", Deal), ("step_rule", StepRule), ("merge", Merge)):
             if getattr(self, name) is not None:
                 _choice(name, getattr(self, name), get_args(allowed))
+
+    def _check_budgets(self) -> None:
         if not self.budgets:
             raise ExperimentError("budgets is empty; give one number of bits per weight for each client")
         for budget in self.budgets:
             if not 1 <= budget <= MAX_BITS:
                 raise ExperimentError(f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
-        if not (self.alpha > 0):
+
+    def _check_numbers(self) -> None:
+        if not self.alpha > 0:
             raise ExperimentError(f"alpha = {self.alpha} must be positive (inf for an even split)")
         if not 0 < self.participation <= 1:
             raise ExperimentError(f"participation = {self.participation} is outside 0 < participation <= 1")
@@ -85,12 +112,18 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ExperimentError(f"{name} = {value} is too small; the least is 1")
+        for name in ("learning_rate", "code_learning_rate"):
+            if getattr(self, name) > _MAX_FLOAT32:
+                raise ExperimentError(f"{name} = {getattr(self, name)} is beyond single precision")
         if not 0 <= self.seed < 2**32:
             raise ExperimentError(f"seed = {self.seed} is outside 0..{2**32 - 1}")
-        try:
-            self.plan()
-        except PlanError as error:
-            raise ExperimentError(str(error)) from None
+
+    def _check_own_choices(self) -> None:
+        """An ablation and a deal are FedMPQ's to choose; they are what the other methods are."""
+        for name, plain in (("ablation", "all"), ("deal", None)):
+            value = getattr(self, name)
+            if self.method != "fedmpq" and value != plain:
+                raise ExperimentError(f"{name} = {value!r} goes with method fedmpq, not with {self.method}")
 
     @property
     def clients(self) -> int:
@@ -126,12 +159,15 @@ class Experiment:
         else:
             recipe = {"aqfl": aqfl, "fpq8": fpq8}[self.method](self.profile, self.plan())
         overrides = {
-            name: getattr(self, name) for name in ("deal", "step_rule", "merge") if getattr(self, name) is not None
+            name: getattr(self, name)
+            for name in ("deal", "step_rule", "merge")
+            if getattr(self, name) is not None
         }
         return replace(recipe, per_channel=self.per_channel, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Every setting, as `make_experiment` takes it; JSON has no infinity, so that one is a word."""
+        return {name: "inf" if value == math.inf else value for name, value in asdict(self).items()}
 
 
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:
@@ -147,13 +183,15 @@ def make_experiment(settings: Mapping[str, Any]) -> Experiment:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
             raise ExperimentError(f"there is no setting {name!r}{hint}")
+    if clients is not None and type(clients) is not int:
+        raise ExperimentError(f"clients = {clients!r} is not a whole number")
     if "data" not in values:
         raise ExperimentError("data is missing; give a folder, a file or a known name such as digits")
-    if "budgets" in values:
-        values["budgets"] = tuple(float(budget) for budget in values["budgets"])
     experiment = Experiment(**{name: _typed(name, value) for name, value in values.items()})
     if clients is not None and clients != experiment.clients:
-        raise ExperimentError(f"{clients} clients but {experiment.clients} budgets; give one budget for each client")
+        raise ExperimentError(
+            f"{clients} clients but {experiment.clients} budgets; give one budget for each client"
+        )
     return experiment
 
 
@@ -172,24 +210,44 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ExperimentError(f"{name} = {value!r} is none of {', '.join(allowed)}")
+        near = difflib.get_close_matches(value, allowed, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ExperimentError(f"{name} = {value!r} is none of {', '.join(allowed)}{hint}")
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float": (int, float),
-    "bool": (bool,),
-    "str": (str,),
-    "tuple[float, ...]": (tuple,),
-}
 _ANNOTATIONS = {field.name: str(field.type) for field in fields(Experiment)}
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "int | None": ((int, type(None)), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+}
+_WORD = ((str, type(None)), "a word in quotes")
 
 
 def _typed(name: str, value: Any) -> Any:
     """The value as its field's type; TOML writes 1 where 1.0 is meant, and nothing else is converted."""
+    if name == "budgets":
+        return _budgets(value)
     annotation = _ANNOTATIONS[name]
-    kinds = _KINDS.get(annotation, (str, type(None)))
+    if annotation == "float" and value == "inf":
+        return math.inf
+    kinds, wanted = _KINDS.get(annotation, _WORD)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ExperimentError(f"{name} = {value!r} is not of type {annotation}")
-    return float(value) if annotation == "float" else value
+        raise ExperimentError(f"{name} = {value!r} is not {wanted}")
+    return _as_float(name, value) if annotation == "float" else value
+
+
+def _budgets(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple):
+        raise ExperimentError(f"budgets = {value!r} is not a list such as [2, 4, 8]")
+    if strange := [budget for budget in value if type(budget) not in (int, float)]:
+        raise ExperimentError(f"budgets holds {strange[0]!r}, which is not a number")
+    return tuple(_as_float("budgets", budget) for budget in value)
+
+
+def _as_float(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ExperimentError(f"{name} holds a number too large for any use") from None

@@ -15,7 +15,7 @@ from fedmpq.model.trace import initial_state, trace
 
 def seeded_module(experiment: Experiment, classes: int, channels: int) -> nn.Module:
     """The module with the weights its own initialisation draws from the experiment's seed."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
         return zoo.build(experiment.model, classes=classes, channels=channels)
 

@@ -1,12 +1,13 @@
-"""The methods of the tables behind one small interface: what to send, how to train, what to upload, how to merge.
+"""The methods of the tables behind one small interface: what to send, how to train, what to upload,
+how to merge.
 
-The quantized ones are the server's own method objects and the board's own local round; the simulator only replaces
-the socket between them.
+The quantized ones are the server's own method objects and the board's own local round; the simulator only
+replaces the socket between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.edge_client.data import Dataset
-from fedmpq.edge_client.engine import make_engine
+from fedmpq.edge_client.engine import TrainingError, make_engine
 from fedmpq.edge_client.local_round import run_local_round
 from fedmpq.lab.experiment import QUANTIZED_METHODS, Experiment
 from fedmpq.lab.initial import seeded_state
 from fedmpq.model import integer_forward
-from fedmpq.model.exchange import Assignment, Update, pack_layers, unpack_layers
+from fedmpq.model.exchange import Assignment, TrainingPlan, Update, pack_layers, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import PackedLayer, Side, Weights
@@ -44,6 +45,8 @@ class Sent(Protocol):
     @property
     def client(self) -> int: ...
     @property
+    def round(self) -> int: ...
+    @property
     def nbytes(self) -> int: ...
 
 
@@ -59,7 +62,7 @@ class Probe:
 
 
 class Method(Protocol):
-    """A federated method; `start`, `assign`, `merge` and `probes` run at the server, the others in a worker."""
+    """A federated method: `start`, `assign`, `merge` and `probes` run at the server, the rest in a worker."""
 
     def start(self, clients: Sequence[ClientRecord]) -> GlobalModel: ...
     def assign(self, model: GlobalModel, client: ClientRecord) -> Sent: ...
@@ -86,7 +89,9 @@ class QuantizedSimulation:
         return self._method.assign(model, client)
 
     def train(self, assignment: Assignment, data: Dataset) -> Update:
-        return run_local_round(make_engine(self._experiment.engine), self._graph, assignment, data)
+        update = run_local_round(make_engine(self._experiment.engine), self._graph, assignment, data)
+        require_finite(update.side, assignment.plan)
+        return update
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
         return self._method.merge(model, updates)
@@ -110,6 +115,15 @@ class QuantizedSimulation:
             return full_precision_logits(self._graph, probe.weights, probe.side, images)
         program = compile_program(self._graph, unpack_layers(self._graph, probe.layers), probe.side)
         return integer_forward.logits(program, images, products=integer_products)
+
+
+def require_finite(tensors: Mapping[str, NDArray[np.float32]], plan: TrainingPlan) -> None:
+    """The last step of a round has no loss after it that would tell."""
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise TrainingError(
+                f"{name} is not finite after training; lower the learning rate (now {plan.learning_rate})"
+            )
 
 
 def make_method(experiment: Experiment, graph: Graph, classes: int) -> Method:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from fedmpq.lab.simulation import RoundResult
+from fedmpq.model.grid import MAX_BITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,7 @@ def percent(share: float) -> str:
 def size(nbytes: float) -> str:
     """Bytes as a person reads them."""
     for unit in ("B", "kB", "MB"):
-        if nbytes < 1000:
+        if nbytes < 999.5:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} GB"
@@ -64,11 +65,16 @@ def summary_table(summaries: Mapping[str, Sequence[Summary]], tail: int) -> Tabl
     """One row a method: mean over its seeds, and half the spread between them."""
     seeds = max(len(runs) for runs in summaries.values())
     budgets = sorted({b for runs in summaries.values() for run in runs for b in run.deployed}, key=float)
-    title = f"Test accuracy in %, mean of the last {tail} rounds" + (f" and {seeds} seeds" if seeds > 1 else "")
-    table = Table(title=title)
-    table.add_column("method")
-    for heading in ("W (full precision)", *(f"{budget} bit" for budget in budgets), "mean deployed"):
-        table.add_column(heading, justify="right")
+    last = f"mean of the last {tail} rounds" if tail > 1 else "last round"
+    table = Table(
+        title=f"Test accuracy in %, {last}" + (f" and of {seeds} seeds" if seeds > 1 else ""),
+        caption="W: full precision. Bits: the integer models that devices of this budget run."
+        if budgets
+        else None,
+    )
+    table.add_column("method", no_wrap=True)
+    for heading in ("W", *(f"{budget} bit" for budget in budgets), "mean deployed"):
+        table.add_column(heading, justify="right", no_wrap=heading != "mean deployed")
     for method, runs in summaries.items():
         cells = [_cell([run.accuracy for run in runs])]
         cells += [_cell([run.deployed[b] for run in runs if b in run.deployed]) for b in budgets]
@@ -85,18 +91,24 @@ def _cell(shares: Sequence[float]) -> str:
 
 def plot_run(results: Sequence[RoundResult], layer_names: Sequence[str], title: str, path: Path) -> None:
     """Accuracy over the rounds, and the global bit-width of every layer over the rounds."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    quantized = bool(results[-1].deployed)
-    height = max(4.0, 1.5 + 0.18 * len(layer_names)) if quantized else 4.0
-    figure = Figure(figsize=(12.0 if quantized else 6.5, height), layout="constrained")
-    axes: Any = figure.subplots(1, 2 if quantized else 1, squeeze=False)[0]
+    budgets = list(results[-1].deployed)
+    height = max(4.2, 1.5 + 0.18 * len(layer_names)) if budgets else 4.2
+    figure = Figure(figsize=(12.0 if budgets else 6.5, height), layout="constrained")
+    axes: Any = figure.subplots(1, 2 if budgets else 1, squeeze=False)[0]
     rounds = [result.round for result in results]
-    axes[0].plot(rounds, [100 * result.accuracy for result in results], "k", label="W (full precision)")
-    for budget in results[-1].deployed:
-        axes[0].plot(rounds, [100 * result.deployed[budget] for result in results], label=f"{budget} bit, deployed")
+    # In the colours of the heat map: a budget is a number of bits too.
+    for budget in budgets:
+        values = [100 * result.deployed[budget] for result in results]
+        color = colormaps[_COLORS]((float(budget) - 1) / (MAX_BITS - 1))
+        axes[0].plot(rounds, values, color=color, label=f"{budget} bit, deployed", **_line(rounds))
+    axes[0].plot(
+        rounds, [100 * r.accuracy for r in results], "k--", label="W (full precision)", **_line(rounds)
+    )
     _accuracy_axes(axes[0])
-    if quantized:
+    if budgets:
         widths = np.array([result.bit_widths for result in results]).T
         _heat_map(axes[1], widths, rounds, layer_names)
     figure.suptitle(title)
@@ -104,7 +116,7 @@ def plot_run(results: Sequence[RoundResult], layer_names: Sequence[str], title: 
 
 
 def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: str, path: Path) -> None:
-    """Mean deployed accuracy and accuracy of `W` over the rounds: mean over the seeds, shaded from least to greatest."""
+    """Mean deployed accuracy and that of `W` over the rounds: mean of the seeds, their range shaded."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.0, 4.5), layout="constrained")
@@ -115,39 +127,52 @@ def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: 
             (left, [[100 * result.mean_deployed for result in seed] for seed in seeds]),
             (right, [[100 * result.accuracy for result in seed] for seed in seeds]),
         ):
-            (line,) = axes.plot(rounds, np.mean(values, axis=0), label=method)
-            axes.fill_between(
-                rounds, np.min(values, axis=0), np.max(values, axis=0), color=line.get_color(), alpha=0.15, lw=0
-            )
+            (line,) = axes.plot(rounds, np.mean(values, axis=0), label=method, **_line(rounds))
+            low, high = np.min(values, axis=0), np.max(values, axis=0)
+            axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, lw=0)
     left.set_title("what the devices run, mean over clients")
     right.set_title("W (full precision)")
     _accuracy_axes(left)
     _accuracy_axes(right)
+    right.set_ylabel("")
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 
 
+_COLORS = "plasma_r"
+_MARKED_ROUNDS = 12
+
+
+def _line(rounds: Sequence[int]) -> dict[str, Any]:
+    """A single round has no line to draw, and a few are read off more easily with a mark at each."""
+    return {"lw": 1.6, "marker": "o" if len(rounds) <= _MARKED_ROUNDS else None, "ms": 3.5}
+
+
 def _accuracy_axes(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy in %")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize=9)
 
 
 def _heat_map(axes: Axes, widths: NDArray[Any], rounds: Sequence[int], layer_names: Sequence[str]) -> None:
+    from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
 
     image = axes.imshow(
         widths,
         aspect="auto",
         vmin=0.5,
-        vmax=8.5,
-        cmap="viridis",
+        vmax=MAX_BITS + 0.5,
+        cmap=colormaps[_COLORS].resampled(MAX_BITS),
         interpolation="nearest",
         extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(layer_names) - 0.5, -0.5),
     )
     axes.set_yticks(range(len(layer_names)), layer_names, fontsize=7)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
-    axes.set_title("bits per layer, averaged over clients")
-    axes.figure.colorbar(image, ax=axes, ticks=range(1, 9), label="bits")
+    axes.set_title("bits of each layer, mean over the round's clients")
+    axes.figure.colorbar(image, ax=axes, ticks=range(1, MAX_BITS + 1), label="bits")

@@ -1,12 +1,14 @@
 """The simulator: rounds of a federated method, clients in parallel processes, a checkpoint after every round.
 
-Everything random is drawn by counter from the seed, and updates are merged in the order of their clients, so one seed
-gives one result to the bit whatever the number of workers, and a resumed run ends where an unbroken one does.
+Everything random is drawn by counter from the seed, and updates are merged in the order of their clients, so
+one seed gives one result to the bit whatever the number of workers, and a resumed run ends where an unbroken
+one does.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,7 +41,7 @@ class RoundResult:
     accuracy: float
     """Of the full-precision global model `W`."""
     deployed: dict[str, float]
-    """By budget: the mean accuracy of the integer models that clients of this budget run; empty for float methods."""
+    """By budget: the mean accuracy of the integer models its clients run; empty for float methods."""
     mean_deployed: float
     """Mean over all clients of the accuracy of the model their device runs."""
     loss: float
@@ -92,11 +94,20 @@ def reopen(folder: Path, rounds: int | None = None) -> Prepared:
     checkpoint = load_checkpoint(folder)
     if rounds is not None:
         if rounds < checkpoint.model.round:
-            raise ExperimentError(f"{folder} has done {checkpoint.model.round} rounds; rounds = {rounds} is fewer")
+            raise ExperimentError(
+                f"{folder} has done {checkpoint.model.round} rounds; rounds = {rounds} is fewer"
+            )
         checkpoint = replace(checkpoint, experiment=replace(checkpoint.experiment, rounds=rounds))
     train, test, parts = _data(checkpoint.experiment)
-    if tuple(len(part) for part in parts) != tuple(client.samples for client in checkpoint.model.clients):
-        raise ExperimentError(f"the data at {checkpoint.experiment.data} is not what {folder} was started with")
+    image, samples = checkpoint.graph.input, tuple(client.samples for client in checkpoint.model.clients)
+    if (
+        train.image_shape != (image.height, image.width, image.channels)
+        or train.class_names != checkpoint.class_names
+        or tuple(len(part) for part in parts) != samples
+    ):
+        raise ExperimentError(
+            f"the data at {checkpoint.experiment.data} is not what {folder} was started with"
+        )
     return Prepared(checkpoint.experiment, train, test, parts, checkpoint)
 
 
@@ -104,8 +115,9 @@ def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> l
     """All rounds that are left; results go to the folder's log, one JSON object a line."""
     experiment, checkpoint = prepared.experiment, prepared.start
     folder.mkdir(parents=True, exist_ok=True)
-    results = _reopen_log(folder, experiment, checkpoint.model.round)
+    results = logged_results(folder, checkpoint.model.round)
     save_checkpoint(folder, checkpoint)
+    _write_log(folder, experiment, results)
     method = make_method(experiment, checkpoint.graph, len(checkpoint.class_names))
     with WorkerPool(
         experiment, checkpoint.graph, prepared.train, prepared.test, prepared.parts, workers
@@ -113,26 +125,48 @@ def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> l
         model = checkpoint.model
         while model.round < experiment.rounds:
             model, result = _round(method, model, experiment, pool, listener)
-            # The log first: a result logged twice is dropped on resuming, a result never logged would be lost.
-            _append(folder / LOG_NAME, {"type": "round", **asdict(result)})
+            # The log first: a result without its checkpoint is cut off on resuming; the reverse is lost.
+            _append(folder / LOG_NAME, _log_line("round", asdict(result)))
             save_checkpoint(folder, replace(checkpoint, model=model))
             results.append(result)
-            listener(Progress(model.round, experiment.rounds, len(result.clients), len(result.clients), result))
+            listener(
+                Progress(model.round, experiment.rounds, len(result.clients), len(result.clients), result)
+            )
     return results
 
 
 def read_log(folder: Path) -> list[RoundResult]:
     """The results a run has logged, in order of rounds."""
+    path = folder / LOG_NAME
     results: dict[int, RoundResult] = {}
-    for line in (folder / LOG_NAME).read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue  # a line cut off by a crash; its round is not in the checkpoint and runs again
-        if record.pop("type") == "round":
-            record |= {name: tuple(record[name]) for name in ("clients", "bit_widths")}
-            results[record["round"]] = RoundResult(**record)
+        try:
+            if record.pop("type") == "round":
+                record |= {name: tuple(record[name]) for name in ("clients", "bit_widths")}
+                results[record["round"]] = RoundResult(**record)
+        except (AttributeError, LookupError, TypeError):
+            raise ExperimentError(f"{path}, line {number}: not a line of this version's log") from None
     return [results[number] for number in sorted(results)]
+
+
+def logged_results(folder: Path, rounds_done: int) -> list[RoundResult]:
+    """The results of exactly the rounds that the checkpoint has."""
+    if rounds_done == 0:
+        return []
+    if not (folder / LOG_NAME).is_file():
+        raise ExperimentError(
+            f"{folder} has a checkpoint of round {rounds_done} but no {LOG_NAME}; bring it back"
+        )
+    kept = [result for result in read_log(folder) if result.round <= rounds_done]
+    if missing := sorted(set(range(1, rounds_done + 1)) - {result.round for result in kept}):
+        raise ExperimentError(
+            f"{folder / LOG_NAME} lacks round {missing[0]}, which the checkpoint has; bring it back"
+        )
+    return kept
 
 
 def _data(experiment: Experiment) -> tuple[Dataset, Dataset, tuple[NDArray[np.int64], ...]]:
@@ -163,6 +197,8 @@ def _round(
     for update in pool.train(assignments):
         updates.append(update)
         listener(Progress(number, experiment.rounds, len(updates), len(selected)))
+    # They come as they are ready; a sum in that order would differ in its last bits from run to run.
+    updates.sort(key=lambda update: update.client)
     merged = method.merge(model, updates)
     probes = method.probes(merged)
     accuracies = pool.accuracies(probes)
@@ -185,10 +221,10 @@ def _round(
 def _deployed(
     probes: Sequence[Probe], accuracies: Sequence[float], clients: Sequence[ClientRecord]
 ) -> tuple[dict[str, float], float]:
-    """Accuracy by budget and over all clients, each client counting for the model it runs; `W` if it runs that."""
+    """Accuracy by budget and over all clients; each client counts for the model it runs, perhaps `W`."""
     of_client = {client.client: accuracies[0] for client in clients}
     for probe, accuracy in zip(probes, accuracies, strict=True):
-        of_client |= {client: accuracy for client in probe.clients}
+        of_client |= dict.fromkeys(probe.clients, accuracy)
     budgets = sorted({client.budget for client in clients})
     by_budget = {
         f"{budget:g}": float(np.mean([of_client[c.client] for c in clients if c.budget == budget]))
@@ -197,15 +233,21 @@ def _deployed(
     return by_budget, float(np.mean(list(of_client.values())))
 
 
-def _reopen_log(folder: Path, experiment: Experiment, rounds_done: int) -> list[RoundResult]:
-    """Start a log, or cut an existing one back to the rounds that the checkpoint has."""
-    path = folder / LOG_NAME
-    kept = [result for result in read_log(folder) if result.round <= rounds_done] if path.exists() else []
-    lines = [{"type": "experiment", **experiment.to_dict()}, *({"type": "round", **asdict(r)} for r in kept)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return kept
+def _write_log(folder: Path, experiment: Experiment, results: Sequence[RoundResult]) -> None:
+    """Beside the old one, then renamed: a crash must not cost the rounds before."""
+    partial = folder / f".{LOG_NAME}.partial"
+    partial.unlink(missing_ok=True)
+    lines = [_log_line("experiment", experiment.to_dict()), *(_log_line("round", asdict(r)) for r in results)]
+    _append(partial, "".join(lines))
+    partial.replace(folder / LOG_NAME)
 
 
-def _append(path: Path, record: dict[str, Any]) -> None:
+def _log_line(kind: str, record: dict[str, Any]) -> str:
+    return json.dumps({"type": kind, **record}, allow_nan=False) + "\n"
+
+
+def _append(path: Path, text: str) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

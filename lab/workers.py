@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,10 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.edge_client.data import Dataset
+from fedmpq.edge_client.engine import TrainingError
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.methods import Method, Probe, Sent, Uploaded, make_method
 from fedmpq.model.graph import Graph
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -56,31 +62,54 @@ class _Worker:
         self.parts = setup.parts
 
     def train(self, assignment: Sent) -> Uploaded:
-        return self.method.train(assignment, self.train_data.subset(self.parts[assignment.client]))
+        data = self.train_data.subset(self.parts[assignment.client])
+        try:
+            return self.method.train(assignment, data)
+        except TrainingError as error:
+            raise TrainingError(f"client {assignment.client}, round {assignment.round}: {error}") from None
 
     def accuracy(self, probe: Probe) -> float:
         predicted = self.method.logits(probe, self.test_data.images).argmax(axis=1)
         return float(np.mean(predicted == self.test_data.labels))
 
 
-_worker: _Worker | None = None
+_worker: _Worker | Exception | None = None
 
 
 def _start(setup: _Setup) -> None:
     global _worker
     # Ctrl-C goes to the whole group; the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker = _Worker(setup)
+    threading.Thread(target=_follow_parent, args=(setup.folder,), daemon=True).start()
+    try:
+        _worker = _Worker(setup)
+    except Exception as error:
+        # The pool would tell of a worker that died, and not of what: keep it for the first task.
+        _worker = error
+
+
+def _follow_parent(folder: str) -> None:
+    """End with the parent, however that ended, and clear away what it can no longer."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def _train(assignment: Sent) -> Uploaded:
-    assert _worker is not None
-    return _worker.train(assignment)
+    return _ready().train(assignment)
 
 
 def _accuracy(probe: Probe) -> float:
+    return _ready().accuracy(probe)
+
+
+def _ready() -> _Worker:
     assert _worker is not None
-    return _worker.accuracy(probe)
+    if isinstance(_worker, Exception):
+        raise _worker
+    return _worker
 
 
 class WorkerPool:
@@ -117,23 +146,39 @@ class WorkerPool:
 
     def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
         """Updates as they are ready."""
-        return self._finished([self._pool.submit(_train, assignment) for assignment in assignments])
+        with _worker_errors():
+            for future in as_completed(self._submit(_train, assignments)):
+                yield future.result()
 
     def accuracies(self, probes: Iterable[Probe]) -> list[float]:
         """The test accuracy of each probe, in order."""
-        futures = [self._pool.submit(_accuracy, probe) for probe in probes]
-        for _ in self._finished(futures):
-            pass
-        return [future.result() for future in futures]
+        with _worker_errors():
+            return [future.result() for future in self._submit(_accuracy, probes)]
 
-    def _finished(self, futures: list[Future[T]]) -> Iterator[T]:
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool:
-            raise WorkerError(
-                "a worker process died, most likely for want of memory; use fewer --workers and --resume"
-            ) from None
+    def _submit(self, function: Callable[[S], T], tasks: Iterable[S]) -> list[Future[T]]:
+        # Processes start here, when they are first needed. They inherit the mask, so that Ctrl-C cannot reach
+        # one before it has said that it ignores it.
+        with _blocked(signal.SIGINT):
+            return [self._pool.submit(function, task) for task in tasks]
+
+
+@contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _worker_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a worker process died, most likely for want of memory; use fewer --workers and --resume"
+        ) from None
 
 
 def default_workers() -> int:

@@ -1,7 +1,8 @@
 """Activation codes: what a `Quantize` node and an average pool put out.
 
-A `Quantize` node has one learnt clip `alpha` (PACT; a side tensor). Unsigned, it gives codes `0..2^bits - 1` with scale
-`alpha / (2^bits - 1)`; signed, codes `-(2^(bits-1) - 1)..2^(bits-1) - 1` with scale `alpha / (2^(bits-1) - 1)`.
+A `Quantize` node has one learnt clip `alpha` (PACT; a side tensor). Unsigned, it gives codes `0..2^bits - 1`
+with scale `alpha / (2^bits - 1)`; signed, codes `-(2^(bits-1) - 1)..2^(bits-1) - 1` with scale
+`alpha / (2^(bits-1) - 1)`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Below this a clip would make scales that float32 products cannot carry; training and evaluation both stop there.
+# Below this a clip would make scales that float32 products cannot carry; training and evaluation stop there.
 MIN_CLIP = np.float32(2.0**-10)
 POOLED_BITS = 8
 
@@ -57,8 +58,12 @@ class CodeFormat:
     def averaged(self) -> CodeFormat:
         """The format of an average of such codes: the same range in 8-bit steps.
 
-        An average of 4-bit codes carries more than 4 bits; as 8-bit codes of the same clip (`15 * 17 = 255`) it
-        needs no clip of its own: `scale' = scale * high / high'`.
+        An average of 4-bit codes carries more than 4 bits; as 8-bit codes of the same clip (`15 * 17 = 255`)
+        it needs no clip of its own: `scale' = scale * high / high'`.
         """
         low, high = code_bounds(POOLED_BITS, self.low < 0)
         return CodeFormat(np.float32(self.scale * np.float32(self.high) / np.float32(high)), low, high)
+
+    def averaging(self, window: int) -> np.float32:
+        """`scale / (scale' * window)` in float32: it makes an `averaged` code of a sum of `window` codes."""
+        return np.float32(self.scale / (self.averaged().scale * np.float32(window)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, PackedLayer, Side
@@ -37,6 +37,8 @@ class TrainingPlan:
     flip: bool = False
 
     def __post_init__(self) -> None:
+        if self.update not in get_args(UpdateRule):
+            raise PlanError(f"update = {self.update!r} is none of {', '.join(get_args(UpdateRule))}")
         for name, least in (("epochs", 1), ("batch_size", 2), ("pad", 0)):
             if getattr(self, name) < least:
                 raise PlanError(f"{name} = {getattr(self, name)} is too small; the least is {least}")
@@ -102,4 +104,12 @@ def pack_layers(layers: Layers) -> dict[str, PackedLayer]:
 
 
 def unpack_layers(graph: Graph, packed: Mapping[str, PackedLayer]) -> Layers:
-    return {name: layer.unpack(graph.weight_shape(name)) for name, layer in packed.items()}
+    """The codes of the planes; planes that do not fit the graph are an error that names the layer."""
+    layers: Layers = {}
+    for name, layer in packed.items():
+        shape = graph.weight_shape(name)
+        try:
+            layers[name] = layer.unpack(shape)
+        except ValueError as error:
+            raise ValueError(f"layer {name!r}: {error}") from None
+    return layers

@@ -67,9 +67,10 @@ INPUT = "input"
 """The reserved name of the image tensor."""
 
 MAX_NODES = 4096
-MAX_BYTES = 4 * 2**20
+# More than the largest graph can have: a node takes at most its name, two inputs and some 70 bytes.
+MAX_BYTES = 2 * 2**20
 # No slashes, blanks or control characters: names end up in file names, logs and web pages.
-_NAME = re.compile(r"\w[\w.:-]{0,199}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 _BATCH_NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -206,7 +207,8 @@ class Graph:
             raise GraphError(f"{len(data)} bytes are too many for a graph, at most {MAX_BYTES} are allowed")
         try:
             message = graph_pb2.Graph.FromString(data)
-        except DecodeError as error:
+        # protobuf's pure Python implementation lets text that is not UTF-8 through as a ValueError.
+        except (DecodeError, ValueError) as error:
             raise GraphError(f"{len(data)} bytes are no graph: {error}") from None
         if message.format_version != graph_wire.FORMAT_VERSION:
             raise GraphError(
@@ -238,7 +240,9 @@ class Graph:
                 reserved = " (reserved for the image)" if node.name == INPUT else ""
                 raise GraphError(f"the name {node.name!r} is taken{reserved}: rename the second node")
             if undefined := [name for name in node.inputs if name not in defined]:
-                raise GraphError(f"node {node.name!r} reads {undefined[0]!r}, which no node before it gives")
+                raise GraphError(
+                    f"node {node.name!r} reads {undefined[0][:128]!r}, which no node before it gives"
+                )
             defined.add(node.name)
 
     def _check_values(self) -> None:
@@ -254,7 +258,7 @@ class Graph:
             if not self.consumers[node.name] and node.name != self.output:
                 raise GraphError(f"node {node.name!r} is read by none and is not the output: remove it")
         if self.output not in self.by_name:
-            raise GraphError(f"the output {self.output!r} is no node")
+            raise GraphError(f"the output {self.output[:128]!r} is no node")
         if len(self.shapes[self.output]) != 1:
             raise GraphError(
                 f"the output {self.output!r} has shape {self.shapes[self.output]}, needs (classes,):"
@@ -283,7 +287,7 @@ class Graph:
 def _check_name(what: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise GraphError(
-            f"the {what} {name[:40]!r} must be 1..200 letters, digits and '_.:-', the first no '.:-'"
+            f"the {what} {name[:40]!r} must be 1..128 ASCII letters, digits or '_.:-', not first '.:-'"
         )
 
 

@@ -50,10 +50,10 @@ def read_op(node: graph_pb2.Node) -> ops.Op:
     chosen = node.WhichOneof("op")
     if chosen is None:
         fields_unknown: Any = UnknownFieldSet(node)
-        unknown = ", ".join(str(field.field_number) for field in fields_unknown)
+        unknown = ", ".join(str(field.field_number) for field in list(fields_unknown)[:5])
         what = f"an operation of field number {unknown}, unknown" if unknown else "no operation, not valid"
         raise ops.GraphError(
-            f"node {node.name!r} has {what} in format version {FORMAT_VERSION}:"
+            f"node {node.name[:128]!r} has {what} in format version {FORMAT_VERSION}:"
             " update fedmpq on this side if the sender is newer"
         )
     op, message = _OP_OF_FIELD[chosen], getattr(node, chosen)

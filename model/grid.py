@@ -1,8 +1,9 @@
 """The grid of a quantized weight: `W = step * (code - zero_point)`.
 
-A weight of `bits` bits is stored as an unsigned code in `[0, 2^bits - 1]`. The zero point is `(2^bits - 1)/2` for
-`bits < 8`, which makes the grid symmetric, uses every code, and makes one bit the useful pair `±step/2`; it is `128`
-for `bits = 8`, where code 0 stays unused so that the integer weight fits ±127 on every inference runtime.
+A weight of `bits` bits is stored as an unsigned code in `[0, 2^bits - 1]`. The zero point is `(2^bits - 1)/2`
+for `bits < 8`, which makes the grid symmetric, uses every code, and makes one bit the useful pair `±step/2`.
+It is `128` for `bits = 8`, where code 0 stays unused, so that the integer weight fits ±127 on every inference
+runtime.
 
 Kernels and exporters never see the half-integer zero point: they use the *integer weight*
 `2*code - (2^bits - 1)` with scale `step/2` (`bits < 8`), or `code - 128` with scale `step` (`bits = 8`).
@@ -12,6 +13,7 @@ A step is one float32 per layer (shape `()`) or one per output channel (shape `(
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_BITS = 8
-# A layer of zeros still needs a positive step; this one is far below any trained weight and far above denormals.
+# A layer of zeros still needs a positive step; this is far below any trained weight, far above denormals.
 MIN_STEP = np.float32(2.0**-30)
+# Squares of larger weights would overflow; weights this large are of a training that has diverged.
+MAX_WEIGHT = 2.0**60
 
 StepRule = Literal["max", "least_error"]
 
@@ -49,11 +53,12 @@ def code_range(bits: int) -> tuple[int, int]:
 
 def quantize(weights: NDArray[np.float32], step: NDArray[np.float32], bits: int) -> NDArray[np.uint8]:
     """`code = clip(rint(W/step + zero_point))`, in the shape of `weights`."""
-    if not np.isfinite(weights).all():
-        raise GridError("cannot quantize weights with NaN or infinity in them")
     low, high = code_range(bits)
+    _check_weights(weights)
+    _check_step(step)
     scaled = weights / _along_rows(step, weights.ndim)
-    return np.clip(np.rint(scaled + np.float32(zero_point(bits))), low, high).astype(np.uint8)
+    codes = np.clip(np.rint(scaled + np.float32(zero_point(bits))), low, high)
+    return np.asarray(codes, dtype=np.uint8)
 
 
 def dequantize(codes: NDArray[np.uint8], step: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
@@ -77,27 +82,26 @@ def integer_scale(step: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
 
 def max_step(weights: NDArray[np.float32], bits: int, per_channel: bool = False) -> NDArray[np.float32]:
     """The paper's step: `2*max|W| / (2^bits - 1)`, so that the grid spans the weights."""
-    rows = _rows(weights, per_channel)
-    steps = np.float32(2.0 / (2**bits - 1)) * np.abs(rows).max(axis=1)
-    return _as_steps(steps, per_channel)
+    return _as_steps(_spanning(_rows(weights, bits, per_channel), bits), per_channel)
 
 
-def least_error_step(weights: NDArray[np.float32], bits: int, per_channel: bool = False) -> NDArray[np.float32]:
-    """The step with the least `sum (W - quantized W)^2`.
+def least_error_step(
+    weights: NDArray[np.float32], bits: int, per_channel: bool = False
+) -> NDArray[np.float32]:
+    """The step with the least `sum (W - quantized W)^2`, never one with a larger error than `max_step`'s.
 
-    The error over the step is almost, not quite, unimodal: a coarse search over multiples of the standard deviation
-    finds the valley, and alternating (codes for the step, then `step = sum W t / sum t^2` with `t = code - zero_point`)
-    walks to its floor; each alternation can only lower the error.
+    The error over the step is a wide valley with many dents, somewhere between a grid as wide as a fraction
+    of the deviation and one that spans the weights. Ever finer searches find its floor, on a sample where
+    there are many weights; alternating (codes for the step, then `step = sum W t / sum t^2` with
+    `t = code - zero_point`) settles it on all of them.
     """
-    rows = _rows(weights, per_channel)
-    sample = rows[:, :: max(1, rows.shape[1] // _SEARCH_SAMPLE)]
-    deviation = np.maximum(np.sqrt(np.mean(np.square(sample), axis=1)), MIN_STEP)
-    candidates = deviation[:, None] * np.float32(_DEVIATIONS[bits - 1]) * _SPREAD
-    errors = np.stack([_row_errors(sample, candidates[:, j], bits) for j in range(len(_SPREAD))], axis=1)
-    steps = candidates[np.arange(len(rows)), errors.argmin(axis=1)]
+    rows = _rows(weights, bits, per_channel)
+    spanning = _spanning(rows, bits)
+    steps = _searched(_sampled(rows), spanning, bits)
     for _ in range(_ALTERNATIONS):
-        steps = _refit(rows, steps, bits)
-    return _as_steps(steps, per_channel)
+        steps = _refitted(rows, steps, bits)
+    better = _row_errors(rows, steps, bits) < _row_errors(rows, spanning, bits)
+    return _as_steps(np.where(better, steps, spanning), per_channel)
 
 
 STEP_RULES: dict[StepRule, Callable[[NDArray[np.float32], int, bool], NDArray[np.float32]]] = {
@@ -105,37 +109,89 @@ STEP_RULES: dict[StepRule, Callable[[NDArray[np.float32], int, bool], NDArray[np
     "least_error": least_error_step,
 }
 
-# Least-error steps of trained ResNet-20 layers, in standard deviations, for 1..8 bits: where the search starts.
-_DEVIATIONS = (1.6, 1.01, 0.63, 0.38, 0.22, 0.13, 0.071, 0.039)
-_SPREAD = np.geomspace(0.4, 2.5, 15).astype(np.float32)
-_ALTERNATIONS = 4
-_SEARCH_SAMPLE = 1 << 15
+# The narrowest grid searched reaches this many deviations either side; even one bit is best at more.
+_NARROWEST = 0.25
+_ROUNDS = 3
+_SHARES = np.linspace(0, 1, 16, dtype=np.float32)
+_ALTERNATIONS = 3
+_SAMPLE = 1 << 17
+
+
+def _searched(rows: NDArray[np.float32], spanning: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """The best of a geometric series of steps for each row, then of a finer one around it, and so on."""
+    deviation = np.sqrt(np.mean(np.square(rows), axis=1))
+    low = np.clip(deviation * np.float32(2 * _NARROWEST / (2**bits - 1)), MIN_STEP, spanning)
+    high = steps = spanning
+    for _ in range(_ROUNDS):
+        candidates = low[:, None] * (high / low)[:, None] ** _SHARES
+        errors = np.stack([_row_errors(rows, column, bits) for column in candidates.T], axis=1)
+        steps = candidates[np.arange(len(rows)), errors.argmin(axis=1)]
+        gap = (high / low) ** np.float32(1 / (len(_SHARES) - 1))
+        low, high = np.maximum(steps / gap, MIN_STEP), np.minimum(steps * gap, spanning)
+    return steps
+
+
+def _sampled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Every so many weights of each row.
+
+    The stride has no factor in common with the row, or the sample could hold a single tap of every kernel.
+    """
+    count = rows.shape[1]
+    stride = max(1, count // _SAMPLE)
+    while math.gcd(stride, count) > 1:
+        stride += 1
+    return np.ascontiguousarray(rows[:, ::stride])
+
+
+def _centred(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """`t = code - zero_point` of each weight, as `quantize` chooses the code."""
+    low, high = code_range(bits)
+    zero = np.float32(zero_point(bits))
+    codes: NDArray[np.float32] = np.rint(rows / steps[:, None] + zero)
+    np.clip(codes, low, high, out=codes)
+    return codes - zero
 
 
 def _row_errors(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    difference = rows - dequantize(quantize(rows, steps, bits), steps, bits)
-    return np.asarray(np.square(difference).sum(axis=1), dtype=np.float32)
+    difference = rows - _centred(rows, steps, bits) * steps[:, None]
+    return np.asarray(np.square(difference, out=difference).sum(axis=1), dtype=np.float32)
 
 
-def _refit(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    centred = quantize(rows, steps, bits).astype(np.float32) - np.float32(zero_point(bits))
+def _refitted(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    centred = _centred(rows, steps, bits)
     energy = np.square(centred).sum(axis=1)
     fitted = (rows * centred).sum(axis=1) / np.maximum(energy, np.float32(1e-12))
     return np.asarray(np.where(energy > 0, np.maximum(fitted, MIN_STEP), steps), dtype=np.float32)
 
 
-def _rows(weights: NDArray[np.float32], per_channel: bool) -> NDArray[np.float32]:
+def _spanning(rows: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """The step of each row with which the grid just reaches its largest weight."""
+    steps = np.float32(2.0 / (2**bits - 1)) * np.abs(rows).max(axis=1)
+    return np.asarray(np.maximum(steps, MIN_STEP), dtype=np.float32)
+
+
+def _rows(weights: NDArray[np.float32], bits: int, per_channel: bool) -> NDArray[np.float32]:
     """One row for each step: the output channels, or the whole layer."""
-    if not np.isfinite(weights).all():
-        raise GridError("cannot choose a step for weights with NaN or infinity in them")
+    check_bits(bits)
     if weights.size == 0:
         raise GridError("cannot choose a step for a layer without weights")
+    _check_weights(weights)
     return weights.reshape(weights.shape[0] if per_channel else 1, -1)
 
 
+def _check_weights(weights: NDArray[np.float32]) -> None:
+    # Not (x <= limit) is true of NaN too.
+    if not np.abs(weights).max(initial=0) <= MAX_WEIGHT:
+        raise GridError(f"weights must be finite and within ±{MAX_WEIGHT:g}; these have diverged")
+
+
+def _check_step(step: NDArray[np.float32]) -> None:
+    if not (np.isfinite(step).all() and (step > 0).all()):
+        raise GridError("a step must be positive and finite")
+
+
 def _as_steps(steps: NDArray[np.float32], per_channel: bool) -> NDArray[np.float32]:
-    steps = np.maximum(steps, MIN_STEP).astype(np.float32)
-    return steps if per_channel else np.asarray(steps[0], dtype=np.float32)
+    return np.asarray(steps if per_channel else steps[0], dtype=np.float32)
 
 
 def _along_rows(step: NDArray[np.float32], ndim: int) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The integer eval forward: **this is the model**. Evaluation runs it; every exported file must equal it bit for bit.
+"""The integer eval forward: **this is the model**. Evaluation runs it; every export must equal it to the bit.
 
 Activations are kept NHWC. Sums of products are integers; a BLAS in float32 carries them exactly as long as
 `fan-in * |code| * |weight| < 2^24`, and where that does not hold float64 does.
@@ -6,13 +6,14 @@ Activations are kept NHWC. Sums of products are integers; a BLAS in float32 carr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from fedmpq.model.graph import INPUT, Conv2d, Linear, MaxPool
+from fedmpq.model.graph import INPUT, AvgPool, Conv2d, Linear, MaxPool
 from fedmpq.model.integer_program import (
     Accumulate,
     AddCodes,
@@ -29,7 +30,7 @@ from fedmpq.model.integer_program import (
 Array = NDArray[np.int32] | NDArray[np.float32]
 Codes = NDArray[np.int32]
 Products = Callable[[Codes, NDArray[np.int8], Conv2d | Linear, int], Codes]
-"""`(codes NHWC, integer weights, op, greatest |code|) -> int32 sums of products`; exact, so engines may swap it."""
+"""`(codes NHWC, integer weights, op, greatest |code|) -> int32 sums of products`; exact in every engine."""
 
 EXACT_FLOAT32 = 2**24
 DEFAULT_BATCH = 250
@@ -43,11 +44,9 @@ def logits(
     batch: int = DEFAULT_BATCH,
 ) -> NDArray[np.float32]:
     """Logits `(N, classes)` of uint8 images `(N, H, W, C)`."""
-    shape = program.graph.input
-    if images.ndim != 4 or images.shape[1:] != (shape.height, shape.width, shape.channels):
-        raise ValueError(
-            f"images have shape {images.shape}, the model takes (N, {shape.height}, {shape.width}, {shape.channels})"
-        )
+    if batch < 1:
+        raise ValueError(f"batch = {batch} is too small; the least is 1")
+    _check_images(program, images)
     run = products or numpy_products
     parts = [_run(program, images[i : i + batch], run) for i in range(0, len(images), batch)]
     classes = program.graph.shapes[program.graph.output][0]
@@ -58,10 +57,22 @@ def trace_values(
     program: IntegerProgram, images: NDArray[np.uint8], *, products: Products | None = None
 ) -> dict[str, Array]:
     """Every intermediate value by name, for comparing runtimes layer by layer (one batch)."""
+    _check_images(program, images)
     values: dict[str, Array] = {INPUT: images.astype(np.int32) - program.graph.input.zero_point}
     for step in program.steps:
         values[step.output] = _apply(step, values, program, products or numpy_products)
     return values
+
+
+def _check_images(program: IntegerProgram, images: NDArray[np.uint8]) -> None:
+    image = program.graph.input
+    if images.ndim != 4 or images.shape[1:] != (image.height, image.width, image.channels):
+        raise ValueError(
+            f"images have shape {images.shape},"
+            f" the model takes (N, {image.height}, {image.width}, {image.channels})"
+        )
+    if images.dtype != np.uint8:
+        raise ValueError(f"images are {images.dtype}, the model takes pixels as uint8")
 
 
 def _run(program: IntegerProgram, images: NDArray[np.uint8], products: Products) -> NDArray[np.float32]:
@@ -92,13 +103,15 @@ def _apply(step: Step, values: dict[str, Array], program: IntegerProgram, produc
     if isinstance(step, Dequantize):
         return source.astype(np.float32) * step.scale
     if isinstance(step, QuantizeReal):
-        return _clamped(source / step.scale, step.low, step.high)
+        return _clamped(source.astype(np.float32) / step.scale, step.low, step.high)
     if isinstance(step, PoolMax):
         return _max_pool(_as_codes(source), step.op)
     if isinstance(step, PoolAverage):
         return _clamped(_window_sums(_as_codes(source), step) * step.multiplier, step.low, step.high)
     assert isinstance(step, FlattenCodes)
-    return _as_codes(source).transpose(0, 3, 1, 2).reshape(len(source), -1) if source.ndim == 4 else source
+    if source.ndim == 2:
+        return source
+    return _as_codes(source).transpose(0, 3, 1, 2).reshape(len(source), math.prod(source.shape[1:]))
 
 
 def _as_codes(value: Array) -> Codes:
@@ -124,8 +137,8 @@ def numpy_products(codes: Codes, weight: NDArray[np.int8], op: Conv2d | Linear, 
         flat = columns.reshape(batch * height * width, fan_in)
         sums = flat @ weight.transpose(0, 2, 3, 1).reshape(len(weight), fan_in).T.astype(carrier)
     else:
-        per_group = columns.reshape(batch * height * width, *op.kernel, groups, -1)
-        per_group = per_group.transpose(3, 0, 1, 2, 4).reshape(groups, -1, fan_in)
+        per_group = columns.reshape(batch * height * width, *op.kernel, groups, op.in_channels // groups)
+        per_group = per_group.transpose(3, 0, 1, 2, 4).reshape(groups, batch * height * width, fan_in)
         by_group = weight.transpose(0, 2, 3, 1).reshape(groups, -1, fan_in).transpose(0, 2, 1).astype(carrier)
         sums = np.matmul(per_group, by_group).transpose(1, 0, 2)
     return sums.reshape(batch, height, width, len(weight)).astype(np.int32)
@@ -146,7 +159,8 @@ def _columns(codes: NDArray[np.floating], op: Conv2d) -> NDArray[np.floating]:
     return columns
 
 
-def _windows(codes: Codes, op: MaxPool, fill: int) -> Codes:
+def _windows(codes: Codes, op: MaxPool | AvgPool, fill: int) -> Codes:
+    """`(N, H', W', C, kh, kw)`: the codes under each position of the window, `fill` for the padding."""
     (kh, kw), (sh, sw), (ph, pw) = op.kernel, op.stride, op.padding
     padded = np.pad(codes, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
     return sliding_window_view(padded, (kh, kw), axis=(1, 2))[:, ::sh, ::sw]
@@ -158,6 +172,7 @@ def _max_pool(codes: Codes, op: MaxPool) -> Codes:
 
 def _window_sums(codes: Codes, step: PoolAverage) -> NDArray[np.float32]:
     if step.op is None:
-        return codes.sum(axis=(1, 2), keepdims=True, dtype=np.int64).astype(np.float32)
-    window = MaxPool(step.op.kernel, step.op.stride, step.op.padding)
-    return _windows(codes, window, 0).sum(axis=(-2, -1), dtype=np.int64).astype(np.float32)
+        sums = codes.sum(axis=(1, 2), keepdims=True, dtype=np.int64)
+    else:
+        sums = _windows(codes, step.op, 0).sum(axis=(-2, -1), dtype=np.int64)
+    return np.asarray(sums, dtype=np.float32)

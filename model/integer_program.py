@@ -1,11 +1,14 @@
 """A graph, its codes and its side tensors, compiled to the integer program every runtime must match.
 
-BatchNorm is folded into per-channel scales, the codes stay untouched. With `s_x` the input's scale and
-`s_w = integer_scale * gamma / sqrt(var + eps)`, `B = beta + (bias - mean) * gamma / sqrt(var + eps)`, all float32, in
+BatchNorm is folded into per-channel scales, the codes stay untouched. With `s_x` the input's scale,
+`f = gamma / sqrt(var + eps)`, `s_w = integer_scale * f` and `B = beta + (bias - mean) * f`, all float32, in
 this order:
 
     bias_int = rint(B / (s_x * s_w))                   M = s_x * s_w / s_y
     code     = clamp(rint(float(acc + bias_int) * M), low, high)       rounding half to even
+
+Where gamma is zero or nearly so, `bias_int` would overflow. There `|B| / 2^30` takes the place of a smaller
+`|s_x * s_w|`, and the channel gives `B` to within one part in `2^30 / |acc|`.
 
 The steps below are that program in execution order: what `integer_forward` runs and what exporters lower.
 """
@@ -33,13 +36,16 @@ from fedmpq.model.graph import (
     Node,
     Quantize,
     Relu,
+    Shape,
 )
+from fedmpq.model.grid import MAX_BITS, code_range
 from fedmpq.model.quantized import QuantizedLayer
 
 Vector = NDArray[np.float32]
 
-# A BatchNorm gamma near zero would make |bias_int| overflow; the channel's scale is kept so large that it stays below.
-MAX_BIAS = 2.0**23
+MAX_BIAS = 2.0**30
+# With the longest sums of products that a graph allows, this much more still fits an int32.
+MAX_BIAS_OF_LONG_SUMS = 2.0**24
 _TINY_SCALE = np.float32(2.0**-80)
 
 
@@ -61,7 +67,7 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Requantize:
-    """`code = clamp(rint(float(source) * multiplier), low, high)`, one multiplier per channel or one in all."""
+    """`code = clamp(rint(float(source) * multiplier), low, high)`; one multiplier, or one per channel."""
 
     output: str
     source: str
@@ -154,7 +160,7 @@ class _Product:
     source: str
     op: Conv2d | Linear
     layer: QuantizedLayer
-    input_scale: np.float32
+    input: CodeFormat
     weight_scale: Vector
     offset: Vector
 
@@ -181,25 +187,23 @@ def compile_program(
 ) -> IntegerProgram:
     """Fold and order everything; missing or misshapen layers and side tensors are refused."""
     check_state(graph, layers, side)
-    return _Compiler(graph, layers, side).run()
+    # What overflows float32 is found and named by the compiler.
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        return _Compiler(graph, layers, side).run()
 
 
 def check_state(
     graph: Graph, layers: Mapping[str, QuantizedLayer], side: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """Refuse layers or side tensors that are missing, unknown, misshapen or not finite."""
+    """Refuse layers or side tensors that are missing, unknown, misshapen or out of range."""
     shapes = {node.name: graph.weight_shape(node.name) for node in graph.layers}
     _check_names("layer", shapes, layers)
     for name, shape in shapes.items():
-        if layers[name].codes.shape != shape:
-            raise ProgramError(f"layer {name!r} has codes of shape {layers[name].codes.shape}, the graph says {shape}")
-        if layers[name].step.shape not in ((), shape[:1]):
-            raise ProgramError(f"layer {name!r} has steps of shape {layers[name].step.shape}, not () or {shape[:1]}")
+        _check_layer(name, layers[name], shape)
     side_shapes = graph.side_shapes()
     _check_names("side tensor", side_shapes, side)
     for name, shape in side_shapes.items():
-        if side[name].shape != shape:
-            raise ProgramError(f"side tensor {name!r} has shape {side[name].shape}, the graph says {shape}")
+        _check_array(f"side tensor {name!r}", side[name], (shape,), np.float32)
         if not np.isfinite(side[name]).all():
             raise ProgramError(f"side tensor {name!r} has NaN or infinity in it")
 
@@ -209,6 +213,31 @@ def _check_names(what: str, expected: Mapping[str, object], got: Mapping[str, ob
         raise ProgramError(f"{what} {missing[0]!r} is missing ({len(missing)} of {len(expected)} are)")
     if unknown := sorted(got.keys() - expected.keys()):
         raise ProgramError(f"{what} {unknown[0]!r} is not in the graph ({len(unknown)} such)")
+
+
+def _check_layer(name: str, layer: QuantizedLayer, shape: Shape) -> None:
+    _check_array(f"layer {name!r}: codes", layer.codes, (shape,), np.uint8)
+    _check_array(f"layer {name!r}: step", layer.step, ((), shape[:1]), np.float32)
+    if not (np.isfinite(layer.step).all() and (layer.step > 0).all()):
+        raise ProgramError(f"layer {name!r}: step must be positive and finite")
+    if not 1 <= layer.bits <= MAX_BITS:
+        raise ProgramError(f"layer {name!r} has {layer.bits} bits, must have 1..{MAX_BITS}")
+    low, high = code_range(layer.bits)
+    least, greatest = int(layer.codes.min()), int(layer.codes.max())
+    if least < low or greatest > high:
+        raise ProgramError(
+            f"layer {name!r} has codes {least}..{greatest}, at {layer.bits} bits they lie in {low}..{high}"
+        )
+
+
+def _check_array(
+    what: str, array: NDArray[np.generic], shapes: tuple[Shape, ...], dtype: type[np.generic]
+) -> None:
+    if array.shape not in shapes:
+        expected = " or ".join(str(shape) for shape in shapes)
+        raise ProgramError(f"{what} of shape {array.shape}, the graph says {expected}")
+    if array.dtype != dtype:
+        raise ProgramError(f"{what} of {array.dtype}, needs {np.dtype(dtype)}")
 
 
 class _Compiler:
@@ -257,7 +286,8 @@ class _Compiler:
         value = self.values[name]
         if not isinstance(value, CodeFormat):
             raise ProgramError(
-                f"{reader.name!r} reads {name!r}, which is not quantized; pass the graph through place_quantizers"
+                f"{reader.name!r} reads {name!r}, which is not quantized;"
+                " pass the graph through place_quantizers"
             )
         return value
 
@@ -267,7 +297,7 @@ class _Compiler:
         bias = self.side[f"{node.name}.bias"] if op.bias else np.zeros(out, np.float32)
         scale = np.broadcast_to(layer.integer_scale(), (out,)).astype(np.float32)
         source = node.inputs[0]
-        return _Product(node.name, source, op, layer, self._codes(source, node).scale, scale, bias)
+        return _Product(node.name, source, op, layer, self._codes(source, node), scale, bias)
 
     def _folded(self, node: Node, op: BatchNorm) -> _Product:
         product = self.values[node.inputs[0]]
@@ -276,13 +306,11 @@ class _Compiler:
         gamma, beta, mean, variance = (
             self.side[f"{node.name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
         )
-        factor = gamma / np.sqrt(np.maximum(variance, 0) + np.float32(op.eps))
-        return replace(
-            product,
-            name=node.name,
-            weight_scale=product.weight_scale * factor,
-            offset=beta + (product.offset - mean) * factor,
-        )
+        deviation: Vector = np.sqrt(np.maximum(variance, np.float32(0)) + np.float32(op.eps))
+        factor: Vector = gamma / deviation
+        weight_scale: Vector = product.weight_scale * factor
+        offset: Vector = beta + (product.offset - mean) * factor
+        return replace(product, name=node.name, weight_scale=weight_scale, offset=offset)
 
     def _rectified(self, node: Node, op: Relu) -> _Rectified:
         value = self.values[node.inputs[0]]
@@ -291,14 +319,14 @@ class _Compiler:
         return _Rectified(value, node.inputs[0], op.maximum)
 
     def _quantized(self, node: Node, op: Quantize) -> CodeFormat:
-        value, source, maximum = self.values[node.inputs[0]], node.inputs[0], 0.0
+        source, maximum = node.inputs[0], 0.0
+        value = self.values[source]
         if isinstance(value, _Rectified):
-            value, source, maximum = value.value, value.source, value.maximum
+            source, maximum = value.source, value.maximum
+            value = value.value
             if op.signed:
                 raise ProgramError(f"{node.name!r} quantizes a ReLU's output with a sign; make it unsigned")
-        target = CodeFormat.quantized(
-            np.float32(self.side[f"{node.name}.clip"]), maximum, op.bits, op.signed
-        )
+        target = CodeFormat.quantized(np.float32(self.side[f"{node.name}.clip"]), maximum, op.bits, op.signed)
         if isinstance(value, _Real):
             self.steps.append(QuantizeReal(node.name, value.name, target.scale, target.low, target.high))
             return target
@@ -307,7 +335,7 @@ class _Compiler:
         else:
             assert isinstance(value, CodeFormat)
             scale = np.asarray(value.scale, dtype=np.float32)
-        multiplier = np.asarray(scale / target.scale, dtype=np.float32)
+        multiplier = _finite(node.name, np.asarray(scale / target.scale, dtype=np.float32))
         self.steps.append(Requantize(node.name, source, multiplier, target.low, target.high))
         return target
 
@@ -315,17 +343,19 @@ class _Compiler:
         """Emit the accumulator once, however many read it; its per-channel scale `s_x * s_w`."""
         if product.name in self.accumulated:
             return self.accumulated[product.name]
-        scale = product.input_scale * product.weight_scale
-        least = np.maximum(np.abs(product.offset) / np.float32(MAX_BIAS), _TINY_SCALE).astype(np.float32)
+        offset = _finite(product.name, product.offset)
+        scale = _finite(product.name, product.input.scale * product.weight_scale)
+        least = np.maximum(np.abs(offset) / np.float32(_max_bias(product)), _TINY_SCALE)
         scale = np.where(np.abs(scale) < least, np.copysign(least, scale), scale).astype(np.float32)
-        bias = np.rint(product.offset / scale).astype(np.int32)
+        bias = np.rint(offset / scale).astype(np.int32)
         weight = product.layer.integer_weights()
         self.steps.append(Accumulate(product.name, product.source, product.op, weight, bias, scale))
         self.accumulated[product.name] = scale
         return scale
 
     def _averaged(self, node: Node, op: AvgPool | GlobalAvgPool, codes: CodeFormat) -> CodeFormat:
-        if node.inputs[0] == INPUT:
+        # A MaxPool hands the image's format on as it is.
+        if codes is self.values[INPUT]:
             raise ProgramError(f"{node.name!r} averages the input image; put a convolution before it")
         target = codes.averaged()
         if isinstance(op, GlobalAvgPool):
@@ -333,7 +363,7 @@ class _Compiler:
             window, pool = height * width, None
         else:
             window, pool = op.kernel[0] * op.kernel[1], op
-        multiplier = np.float32(codes.scale / (target.scale * np.float32(window)))
+        multiplier = codes.averaging(window)
         self.steps.append(PoolAverage(node.name, node.inputs[0], pool, multiplier, target.low, target.high))
         return target
 
@@ -346,3 +376,17 @@ class _Compiler:
         if isinstance(value, _Real):
             return value.name
         raise ProgramError(f"the output {self.graph.output!r} must be a linear layer, convolution or add")
+
+
+def _max_bias(product: _Product) -> float:
+    """The greatest |bias_int| for which `acc + bias_int` fits an int32 whatever the codes."""
+    longest = product.layer.codes[0].size * product.input.bound * 127
+    return MAX_BIAS if longest < 2**30 else MAX_BIAS_OF_LONG_SUMS
+
+
+def _finite(name: str, values: Vector) -> Vector:
+    if not np.isfinite(values).all():
+        raise ProgramError(
+            f"the scales of {name!r} overflow float32; its side tensors or steps are far too large"
+        )
+    return values

@@ -98,7 +98,7 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class AvgPool:
-    """Mean of the elements under each window; padding is not counted."""
+    """Sum of the elements under each window over the window's size: padding counts as zeros."""
 
     kernel: Size
     stride: Size
@@ -206,7 +206,8 @@ def _relu(op: Relu, x: Shape) -> Shape:
 
 
 def _quantize(op: Quantize, x: Shape) -> Shape:
-    check_range("bits", op.bits, 1, 8)
+    # One bit holds a sign or a value, not both.
+    check_range("bits", op.bits, 2 if op.signed else 1, 8)
     return x
 
 

@@ -1,7 +1,8 @@
 """Bit-planes: how codes are stored and sent.
 
-Plane `i` holds bit `i` of every code, eight to a byte, weight `j` in byte `j // 8` at bit `j % 8`; the padding bits of
-the last byte are zero. A layer of `m` weights at `bits` bits is `bits` planes of `ceil(m/8)` bytes each.
+Plane `i` holds bit `i` of every code, eight to a byte, weight `j` in byte `j // 8` at bit `j % 8`; the
+padding bits of the last byte are zero. A layer of `m` weights at `bits` bits is `bits` planes of `ceil(m/8)`
+bytes each.
 """
 
 from __future__ import annotations

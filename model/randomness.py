@@ -1,7 +1,7 @@
-"""Every random number of a run, drawn by counter: the same key gives the same number on every engine and machine.
+"""Every random number of a run, drawn by counter: one key gives one number on every engine and machine.
 
-Philox4x32-10 keyed by (seed, client) and counted by (block, step, round, layer and purpose). Nothing is stateful, so
-a run resumed, repeated, or spread over other processes draws the same numbers.
+Philox4x32-10 keyed by (seed, client) and counted by (block, step, round, layer and purpose). Nothing is
+stateful, so a run resumed, repeated, or spread over other processes draws the same numbers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     AUGMENT = 3
     SELECT = 4
     UPLOAD = 5
+    ERROR = 6
 
 
 @dataclass(frozen=True)

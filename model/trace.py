@@ -142,7 +142,7 @@ def _copied(tensors: dict[str, torch.Tensor], name: str, shape: Shape) -> NDArra
     tensor = _tensor(tensors, name)
     if tuple(tensor.shape) != shape:
         raise GraphError(f"{name!r} has shape {tuple(tensor.shape)} in the module, {shape} in the graph")
-    return np.array(tensor.detach().cpu().numpy(), dtype=np.float32)
+    return np.array(tensor.detach().float().cpu().numpy(), dtype=np.float32)
 
 
 @contextmanager
@@ -193,7 +193,7 @@ class _Tracer:
         self.owner: dict[torch.fx.Node, torch.fx.Node] = {}
         self.overwritten: dict[torch.fx.Node, str] = {}
         signature = program.graph_signature
-        self.owned = {"parameter": signature.inputs_to_parameters, "buffer": signature.inputs_to_buffers}
+        self.tensors = {"parameter": signature.inputs_to_parameters, "buffer": signature.inputs_to_buffers}
         self.tensor_names = _names_by_tensor(module)
         self.taken = {INPUT, *(tensor.rpartition(".")[0] for tensor in self.tensor_names)}
 
@@ -270,7 +270,7 @@ class _Tracer:
 
     def _parameter(self, node: torch.fx.Node, value: Any, kind: str, part: str) -> str:
         """Path of the module whose parameter or buffer `part` is `value`; it becomes the node's name."""
-        name: str | None = self.owned[kind].get(getattr(value, "name", ""))
+        name: str | None = self.tensors[kind].get(getattr(value, "name", ""))
         if name is None:
             raise self._error(node, f"has a {part} that is no {kind} of a module; use the layers of torch.nn")
         path, _, last = name.rpartition(".")
@@ -412,8 +412,10 @@ class _Tracer:
 
     def _avg_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
         op = AvgPool(*self._window(node, arguments))
-        if op.padding != (0, 0) and arguments["count_include_pad"]:
-            raise self._error(node, "counts its padding; use count_include_pad=False or padding=0")
+        if op.padding != (0, 0) and not arguments["count_include_pad"]:
+            raise self._error(
+                node, "leaves its padding out of the mean; use count_include_pad=True or padding=0"
+            )
         if arguments["divisor_override"] is not None:
             raise self._error(node, "has a divisor_override; leave it out")
         return self._emit(self._fresh(node), op, self._read(arguments["self"], node))

@@ -5,8 +5,9 @@ Pure functions of the global model, so that the server, a simulation, and a repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from fedmpq.model.grid import MAX_BITS, check_bits
 from fedmpq.model.quantized import Layers, QuantizedLayer, Weights, dequantize_all
 from fedmpq.model.randomness import SERVER, Draws, Purpose
 from fedmpq.server.aggregate import (
+    MergeError,
     WeightedSum,
     average_bit_widths,
     merge_deltas,
@@ -48,12 +50,15 @@ class RoundQuantizer:
 
     def layers(self, widths: Sequence[int]) -> Layers:
         """The model at these bit-widths."""
-        return {node.name: self.layer(node.name, b) for node, b in zip(self._graph.layers, widths, strict=True)}
+        return {
+            node.name: self.layer(node.name, b) for node, b in zip(self._graph.layers, widths, strict=True)
+        }
 
     def errors(self) -> NDArray[np.float64]:
         """`|W - Q_b(W)|^2 / |W|^2` for each layer and `b` in 1..8.
 
-        BatchNorm makes a layer's output indifferent to the size of its weights, so the relative error is what counts.
+        BatchNorm makes a layer's output indifferent to the size of its weights, so the relative error is what
+        counts.
         """
         if self._errors is None:
             self._errors = self._measure_errors()
@@ -78,7 +83,9 @@ class QuantizedMethod:
         self.seed = seed
         self._quantizer: tuple[Weights, RoundQuantizer] | None = None
 
-    def start(self, weights: Weights, side: dict[str, NDArray[np.float32]], clients: Sequence[ClientRecord]) -> GlobalModel:
+    def start(
+        self, weights: Weights, side: dict[str, NDArray[np.float32]], clients: Sequence[ClientRecord]
+    ) -> GlobalModel:
         """The model before the first round; every layer starts from the clients' mean budget."""
         shares = participation_weights([c.budget for c in clients], [c.samples for c in clients])
         mean_budget = float(np.dot(shares, [c.budget for c in clients]))
@@ -99,9 +106,10 @@ class QuantizedMethod:
         return Assignment(self.seed, model.round + 1, client.client, layers, model.side, self.recipe.plan)
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
-        """The next global model; updates are taken in the order of their clients, whatever order they come in."""
+        """The next global model; updates count in the order of their clients, however they came."""
         ordered = sorted(updates, key=lambda update: update.client)
         records = {client.client: client for client in model.clients}
+        _check_senders(ordered, records, model.round + 1)
         senders = [records[update.client] for update in ordered]
         shares = participation_weights([c.budget for c in senders], [u.samples for u in ordered])
         merged, side = WeightedSum(), WeightedSum()
@@ -113,7 +121,9 @@ class QuantizedMethod:
             )
         new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
         widths = average_bit_widths(shares, [bit_widths(self.graph, update.layers) for update in ordered])
-        return GlobalModel(model.round + 1, new, side.mean(), widths, tuple(records[c.client] for c in model.clients))
+        return GlobalModel(
+            model.round + 1, new, side.mean(), widths, tuple(records[c.client] for c in model.clients)
+        )
 
     def quantizer(self, model: GlobalModel) -> RoundQuantizer:
         """One quantizer for as long as the weights are the same."""
@@ -129,7 +139,22 @@ class QuantizedMethod:
         return {name: returned[name] - sent[name] for name in returned}
 
 
-def select_clients(clients: Sequence[ClientRecord], seed: int, round_number: int, count: int) -> list[ClientRecord]:
+def _check_senders(updates: Sequence[Update], records: Mapping[int, ClientRecord], round_number: int) -> None:
+    for update in updates:
+        if update.client not in records:
+            raise MergeError(f"an update comes from client {update.client}, which this run does not have")
+        if update.round != round_number:
+            raise MergeError(
+                f"the update of client {update.client} is of round {update.round}, not {round_number}"
+            )
+    for one, next_one in pairwise(updates):
+        if one.client == next_one.client:
+            raise MergeError(f"client {one.client} sent two updates; a round takes one from each")
+
+
+def select_clients(
+    clients: Sequence[ClientRecord], seed: int, round_number: int, count: int
+) -> list[ClientRecord]:
     """`count` clients drawn without replacement, in the order of their numbers."""
     if not 1 <= count <= len(clients):
         raise ValueError(f"cannot select {count} of {len(clients)} clients")
@@ -138,7 +163,9 @@ def select_clients(clients: Sequence[ClientRecord], seed: int, round_number: int
     return [clients[index] for index in chosen]
 
 
-def _deal_pruning_growing(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
+def _deal_pruning_growing(
+    method: QuantizedMethod, model: GlobalModel, client: ClientRecord
+) -> tuple[int, ...]:
     sizes = method.graph.layer_sizes
     return deal_paper(model.bit_widths, sizes, client.growth(len(sizes)), client.budget)
 

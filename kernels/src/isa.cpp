@@ -3,6 +3,11 @@
 #include <atomic>
 #include <cstring>
 
+#ifdef FEDMPQ_NEON
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include "fedmpq/kernels.h"
 
 namespace fedmpq {
@@ -14,7 +19,8 @@ struct Named {
 };
 
 constexpr Named best_first[] = {
-    {Isa::avx512, "avx512"}, {Isa::avx2, "avx2"}, {Isa::neon, "neon"}, {Isa::scalar, "scalar"}};
+    {Isa::avx512, "avx512"},     {Isa::avx2, "avx2"},     {Isa::neon_dot, "neon_dot"},
+    {Isa::neon, "neon"},         {Isa::scalar, "scalar"}};
 
 bool supported(Isa isa) {
   switch (isa) {
@@ -24,11 +30,15 @@ bool supported(Isa isa) {
     case Isa::avx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt");
     case Isa::avx512:
-      return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vpopcntdq");
+      return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+             __builtin_cpu_supports("avx512vpopcntdq");
 #endif
 #ifdef FEDMPQ_NEON
     case Isa::neon:
       return true;
+    case Isa::neon_dot:
+      return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
     default:
       return false;

@@ -10,7 +10,7 @@
 
 namespace fedmpq {
 
-enum class Isa { scalar, neon, avx2, avx512 };
+enum class Isa { scalar, neon, neon_dot, avx2, avx512 };
 
 Isa active_isa();
 

@@ -57,6 +57,30 @@ void philox_uniform_scalar(const PhiloxStream& stream, uint32_t first, int64_t n
   }
 }
 
+void philox_uniform(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+  switch (active_isa()) {
+#ifdef FEDMPQ_X86
+    case Isa::avx512:
+      return philox_uniform_avx512(stream, first, n, out);
+    case Isa::avx2:
+      return philox_uniform_avx2(stream, first, n, out);
+#endif
+    default:
+      return philox_uniform_scalar(stream, first, n, out);
+  }
+}
+
+void philox_words(const PhiloxStream& stream, uint32_t first, int64_t blocks, uint32_t* out) {
+  const PhiloxStream s = stream;
+  for (int32_t b = 0; b < static_cast<int32_t>(blocks); ++b) {
+    const Block block = philox(first + static_cast<uint32_t>(b), s);
+    out[4 * b] = block.x0;
+    out[4 * b + 1] = block.x1;
+    out[4 * b + 2] = block.x2;
+    out[4 * b + 3] = block.x3;
+  }
+}
+
 }  // namespace fedmpq
 
 void fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
@@ -68,15 +92,5 @@ void fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_
 }
 
 void fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, float* out) {
-  const fedmpq::PhiloxStream stream{c1, c2, c3, k0, k1};
-  switch (fedmpq::active_isa()) {
-#ifdef FEDMPQ_X86
-    case fedmpq::Isa::avx512:
-      return fedmpq::philox_uniform_avx512(stream, 0, n, out);
-    case fedmpq::Isa::avx2:
-      return fedmpq::philox_uniform_avx2(stream, 0, n, out);
-#endif
-    default:
-      return fedmpq::philox_uniform_scalar(stream, 0, n, out);
-  }
+  fedmpq::philox_uniform({c1, c2, c3, k0, k1}, 0, n, out);
 }

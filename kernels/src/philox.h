@@ -23,4 +23,8 @@ void philox_uniform_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, 
 void philox_uniform_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
 #endif
 
+// By the active instruction set: n numbers, and the raw words of `blocks` blocks.
+void philox_uniform(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+void philox_words(const PhiloxStream& stream, uint32_t first, int64_t blocks, uint32_t* out);
+
 }  // namespace fedmpq

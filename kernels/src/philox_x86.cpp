@@ -1,5 +1,5 @@
-// Philox on 64-bit lanes, one block a lane, each word in its lane's low half. The widening multiply reads only low halves
-// and yields both halves of the product in place, so words never move between lanes until they are written; what
+// Philox on 64-bit lanes, one block a lane, each word in its lane's low half. The widening multiply reads only low
+// halves and yields both halves of the product in place, so words never move between lanes until they are written; what
 // gathers in the high halves is never read. GCC's own vectorisation of the scalar twin moves them every round and takes
 // two to three times as long.
 #include "philox.h"
@@ -10,7 +10,8 @@
 
 namespace fedmpq {
 
-__attribute__((target("avx2"))) void philox_uniform_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+__attribute__((target("avx2"))) void philox_uniform_avx2(const PhiloxStream& stream, uint32_t first,
+                                                          int64_t n, float* out) {
   const __m256i m0 = _mm256_set1_epi64x(philox_m0), m1 = _mm256_set1_epi64x(philox_m1);
   const __m256i c1 = _mm256_set1_epi64x(stream.c1), c2 = _mm256_set1_epi64x(stream.c2);
   const __m256i c3 = _mm256_set1_epi64x(stream.c3);
@@ -44,7 +45,8 @@ __attribute__((target("avx2"))) void philox_uniform_avx2(const PhiloxStream& str
   philox_uniform_scalar(stream, first + static_cast<uint32_t>(whole / 4), n - whole, out + whole);
 }
 
-__attribute__((target("avx512f"))) void philox_uniform_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+__attribute__((target("avx512f"))) void philox_uniform_avx512(const PhiloxStream& stream, uint32_t first,
+                                                          int64_t n, float* out) {
   const __m512i m0 = _mm512_set1_epi64(philox_m0), m1 = _mm512_set1_epi64(philox_m1);
   const __m512i c1 = _mm512_set1_epi64(stream.c1), c2 = _mm512_set1_epi64(stream.c2);
   const __m512i c3 = _mm512_set1_epi64(stream.c3);

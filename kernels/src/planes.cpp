@@ -52,8 +52,9 @@ void fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_bytes, int32_t 
   for (int32_t i = 0; i < bits; ++i) counts[i] = active().popcount(planes + i * plane_bytes, plane_bytes);
 }
 
-// Below the top bit, the magnitude is the code's bits where the top bit is set and their complement where it is not: bit i
-// of k is 1 exactly where bit i of the code equals its top bit. Codes are packed in tiles that stay in the first cache.
+// Below the top bit, the magnitude is the code's bits where the top bit is set and their complement where it is not:
+// bit i of k is 1 exactly where bit i of the code equals its top bit. Codes are packed in tiles that stay in the first
+// cache.
 int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int32_t bits, int64_t* counts) {
   constexpr int64_t tile_codes = 4096;
   constexpr int64_t tile_bytes = tile_codes / 8;

@@ -7,8 +7,8 @@
 
 namespace fedmpq {
 
-// Packs m codes into planes that lie plane_bytes apart. Returns the bitwise OR of all codes: it is at least 2^bits exactly
-// when some code is, so the hot loop needs no comparison.
+// Packs m codes into planes that lie plane_bytes apart. Returns the bitwise OR of all codes: it is at least 2^bits
+// exactly when some code is, so the hot loop needs no comparison.
 using Pack = uint8_t(const uint8_t* codes, int64_t m, uint8_t* planes, int64_t plane_bytes);
 using Unpack = void(const uint8_t* planes, int64_t plane_bytes, int64_t m, uint8_t* codes);
 using Popcount = int64_t(const uint8_t* bytes, int64_t n);

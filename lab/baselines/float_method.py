@@ -7,9 +7,10 @@ weights, encoded; side tensors go as they are.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fedmpq.edge_client.local_round import batches
 from fedmpq.lab.baselines import fedpaq, uveqfed
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.initial import seeded_module, seeded_state
-from fedmpq.lab.methods import Probe
+from fedmpq.lab.methods import Probe, require_finite
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS
@@ -61,31 +62,31 @@ class FloatUpdate:
     nbytes: int
 
 
-Codec = Callable[[NDArray[np.float32], int, Draws, int], tuple[NDArray[np.float32], int]]
-"""`(change of one layer, bits, draws, layer) -> (what the server decodes, bytes sent)`."""
+Codec = Callable[[NDArray[np.float32], float, Draws, int], tuple[NDArray[np.float32], int]]
+"""`(change of one layer, budget, draws, layer) -> (what the server decodes, bytes sent)`."""
 
 
 def send_exact(
-    delta: NDArray[np.float32], bits: int, draws: Draws, layer: int
+    delta: NDArray[np.float32], budget: float, draws: Draws, layer: int
 ) -> tuple[NDArray[np.float32], int]:
     """FP32: the change itself."""
     return delta, delta.nbytes
 
 
 def send_fedpaq(
-    delta: NDArray[np.float32], bits: int, draws: Draws, layer: int
+    delta: NDArray[np.float32], budget: float, draws: Draws, layer: int
 ) -> tuple[NDArray[np.float32], int]:
-    """FedPAQ: unbiased stochastic levels."""
-    payload = fedpaq.encode(delta, bits, draws.uniform(delta.size, Purpose.UPLOAD, layer=layer))
+    """FedPAQ: unbiased stochastic levels; a weight takes whole bits, so a budget of 2.5 is used as 2."""
+    payload = fedpaq.encode(delta, int(budget), draws.uniform(delta.size, Purpose.UPLOAD, layer=layer))
     return fedpaq.decode(payload), payload.nbytes
 
 
 def send_uveqfed(
-    delta: NDArray[np.float32], bits: int, draws: Draws, layer: int
+    delta: NDArray[np.float32], budget: float, draws: Draws, layer: int
 ) -> tuple[NDArray[np.float32], int]:
     """UVeQFed: dithered hexagonal lattice, entropy coded; both sides draw the same dither."""
-    dither = draws.uniform(delta.size + delta.size % 2, Purpose.UPLOAD, layer=layer)
-    payload = uveqfed.encode(delta, bits, dither)
+    dither = draws.uniform(uveqfed.uniforms_needed(delta.size), Purpose.UPLOAD, layer=layer)
+    payload = uveqfed.encode(delta, budget, dither)
     return uveqfed.decode(payload, dither), payload.nbytes
 
 
@@ -97,6 +98,7 @@ class FloatSimulation:
         self._graph = graph
         self._codec = codec
         self._module = seeded_module(experiment, classes, graph.input.channels)
+        self._pristine = copy.deepcopy(self._module.state_dict())
         self._classes = classes
 
     def start(self, clients: Sequence[ClientRecord]) -> GlobalModel:
@@ -107,14 +109,19 @@ class FloatSimulation:
         return FloatAssignment(client.client, model.round + 1, client.budget, model.weights, model.side)
 
     def train(self, assignment: FloatAssignment, data: Dataset) -> FloatUpdate:
+        # A module may hold more state than its graph, such as BatchNorm's counters: none may pass from one
+        # client to the next that this process happens to train.
+        self._module.load_state_dict(self._pristine)
         load_state(self._module, self._graph, assignment.weights, assignment.side)
         draws = Draws(self._experiment.seed, assignment.client, assignment.round)
-        loss = _train(self._module, self._graph, data, self._experiment.plan(), draws)
+        plan = self._experiment.plan()
+        loss = _train(self._module, self._graph, data, plan, draws)
         weights, side = initial_state(self._module, self._graph)
+        require_finite(weights | side, plan)
         deltas, nbytes = {}, sum(tensor.nbytes for tensor in side.values())
         for index, (name, tensor) in enumerate(weights.items()):
             change = tensor - assignment.weights[name]
-            deltas[name], size = self._codec(change, int(assignment.budget), draws, index)
+            deltas[name], size = self._codec(change, assignment.budget, draws, index)
             nbytes += size
         return FloatUpdate(assignment.client, len(data), deltas, side, loss, nbytes)
 
@@ -153,6 +160,13 @@ def _real(images: NDArray[np.uint8], graph: Graph) -> torch.Tensor:
 
 def _train(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan, draws: Draws) -> float:
     """Local SGD; the mean loss of the last epoch."""
+    with torch.random.fork_rng(devices=[]):
+        # Dropout draws from torch's own generator: it must depend on the task alone too.
+        torch.manual_seed(int(np.random.SeedSequence(astuple(draws)).generate_state(1)[0]))
+        return _descend(module, graph, data, plan, draws)
+
+
+def _descend(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan, draws: Draws) -> float:
     module.train()
     optimizer = torch.optim.SGD(
         module.parameters(), plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay

@@ -32,7 +32,8 @@ def packed_by_numpy(codes: Codes, bits: int) -> Codes:
 def magnitudes(codes: Codes, bits: int) -> NDArray[np.int64]:
     half = 2 ** (bits - 1)
     wide = codes.astype(np.int64)
-    return np.where(wide >= half, wide - half, half - 1 - wide)
+    magnitude: NDArray[np.int64] = np.where(wide >= half, wide - half, half - 1 - wide)
+    return magnitude
 
 
 @per_isa

@@ -256,6 +256,18 @@ def test_a_constant_costs_next_to_nothing_and_no_time() -> None:
     assert len(data) < 400
 
 
+def test_a_flipped_bit_in_the_coded_stream_is_noticed() -> None:
+    values = np.rint(np.random.default_rng(6).normal(size=400)).astype(np.int64)
+    contexts = np.zeros(400, np.uint8)
+    data = entropy_coder.encode(values, contexts)
+    _, states, words, end = parse(data)
+    for position in range(end - 4 * len(states) - 2 * len(words), end):
+        damaged = bytearray(data)
+        damaged[position] ^= 16
+        with pytest.raises(PayloadError):
+            entropy_coder.decode(bytes(damaged), contexts)
+
+
 def test_the_coder_refuses_what_it_cannot_store() -> None:
     one = np.zeros(1, np.uint8)
     with pytest.raises(ValueError, match="2\\^40"):

@@ -1,0 +1,1 @@
+"""Measurements: a module is a command (`python -m bench.planes`); `--json` makes it print one JSON object."""

@@ -1,0 +1,147 @@
+"""How the native engine walks a graph: nodes that compute in one go are one unit.
+
+A layer, the BatchNorm behind it, the ReLU and the quantization are one unit; so are an addition and its quantization. What
+is real-valued lives only inside a unit; between units there are codes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedmpq.kernels.training import MAX_TAPS
+from fedmpq.model.graph import (
+    INPUT,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    Graph,
+    GraphError,
+    Linear,
+    MaxPool,
+    Node,
+    Quantize,
+    Relu,
+)
+from fedmpq.model.quantizers import check_quantizers
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """The rounding that ends a unit."""
+
+    name: str
+    op: Quantize
+    maximum: float
+    """The bound of the ReLU before it, 0 for none."""
+
+
+@dataclass(frozen=True)
+class ProductUnit:
+    """A layer with its BatchNorm; without a quantizer it gives the logits."""
+
+    node: Node
+    op: Conv2d | Linear
+    index: int
+    """Among the graph's layers: the layer number of its random numbers."""
+    norm: Node | None
+    quantizer: Quantizer | None
+    source: str
+
+    @property
+    def output(self) -> str:
+        return self.quantizer.name if self.quantizer else self.node.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+
+@dataclass(frozen=True)
+class SumUnit:
+    """An addition of codes, or codes alone, rounded anew."""
+
+    sources: tuple[str, ...]
+    quantizer: Quantizer
+
+    @property
+    def output(self) -> str:
+        return self.quantizer.name
+
+
+@dataclass(frozen=True)
+class MoveUnit:
+    """A pool or Flatten: codes to codes."""
+
+    node: Node
+    op: MaxPool | AvgPool | GlobalAvgPool | Flatten
+
+    @property
+    def output(self) -> str:
+        return self.node.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+
+Unit = ProductUnit | SumUnit | MoveUnit
+
+
+def units_of(graph: Graph) -> tuple[Unit, ...]:
+    """The graph's units in execution order; a graph they cannot express is refused."""
+    check_quantizers(graph)
+    units: list[Unit] = []
+    indices = {node.name: index for index, node in enumerate(graph.layers)}
+    for node in graph.nodes:
+        op = node.op
+        if isinstance(op, Conv2d | Linear):
+            units.append(_product(graph, node, op, indices[node.name]))
+        elif isinstance(op, Add):
+            units.append(SumUnit(node.inputs, _the_quantizer(graph, node)))
+        elif isinstance(op, MaxPool | AvgPool | GlobalAvgPool | Flatten):
+            units.append(MoveUnit(node, op))
+        elif isinstance(op, Relu) and graph.kinds[node.inputs[0]] == "codes":
+            units.append(SumUnit(node.inputs, _the_quantizer(graph, node)))
+    return tuple(units)
+
+
+def _product(graph: Graph, node: Node, op: Conv2d | Linear, index: int) -> ProductUnit:
+    if isinstance(op, Conv2d) and op.kernel[0] * op.kernel[1] > MAX_TAPS:
+        raise GraphError(f"node {node.name!r} has a kernel of {op.kernel}; the native engine takes {MAX_TAPS} taps")
+    readers = [graph.by_name[name] for name in graph.consumers[node.name]]
+    norm = readers[0] if readers and isinstance(readers[0].op, BatchNorm) else None
+    last = norm or node
+    quantizer = None if last.name == graph.output else _the_quantizer(graph, last)
+    if quantizer is None and norm is not None:
+        raise GraphError(f"the logits come out of BatchNorm {norm.name!r}; the native engine needs a linear layer last")
+    return ProductUnit(node, op, index, norm, quantizer, node.inputs[0])
+
+
+def _the_quantizer(graph: Graph, node: Node) -> Quantizer:
+    """The one quantizer behind a real value, maybe through a ReLU."""
+    found = []
+    maximum = node.op.maximum if isinstance(node.op, Relu) else 0.0
+    for reader in (graph.by_name[name] for name in graph.consumers[node.name]):
+        if isinstance(reader.op, Quantize):
+            found.append(Quantizer(reader.name, reader.op, maximum))
+        elif isinstance(reader.op, Relu):
+            behind = (graph.by_name[name] for name in graph.consumers[reader.name])
+            found += [Quantizer(q.name, q.op, reader.op.maximum) for q in behind if isinstance(q.op, Quantize)]
+    if len(found) != 1:
+        raise GraphError(
+            f"the value of {node.name!r} is rounded {len(found)} times; the native engine needs it exactly once"
+            " (let the branches share one ReLU, or use the torch engine)"
+        )
+    return found[0]
+
+
+def kept_for_backward(units: tuple[Unit, ...]) -> frozenset[str]:
+    """The codes that the backward pass reads: the inputs of products and of maximum pools."""
+    kept = set()
+    for unit in units:
+        if isinstance(unit, ProductUnit) or (isinstance(unit, MoveUnit) and isinstance(unit.op, MaxPool)):
+            kept.update(unit.sources)
+    return frozenset(kept - {INPUT})

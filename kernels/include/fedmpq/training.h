@@ -1,0 +1,123 @@
+// The C ABI of integer training: products of codes, the passes between them, and the update of a layer's codes.
+//
+// Activations are NHWC, one image after the other. A tensor of codes holds bytes `code + zero` (zero >= 0 makes them
+// unsigned), or, if `pairs`, two 4-bit ones a byte, low half first, every image starting on a byte of its own.
+// Accumulators are int32. Errors, the gradients of real activations, are bfloat16 between layers and int8 with one scale
+// for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column).
+//
+// Functions that return int32_t return 0, or -1 when there is not enough memory, unless they say otherwise. `threads` share
+// the images; the result does not depend on their number, nor on the instruction set.
+#ifndef FEDMPQ_TRAINING_H
+#define FEDMPQ_TRAINING_H
+
+#include "kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A convolution, or a pool (channels == out_channels, dilation and groups 1). A linear layer is a convolution of one image
+// of height 1 whose width is the batch. At most 1024 taps.
+typedef struct {
+  int32_t images, height, width, channels;
+  int32_t out_height, out_width, out_channels;
+  int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int32_t groups;
+} FedmpqConv;
+
+typedef struct {
+  const uint8_t* data;
+  int32_t pairs, zero;
+  float scale;
+} FedmpqCodes;
+
+// acc = sum of code * weight; padding has code 0. If sums is not null: sums[0][o] = sum of acc, sums[1][o] = sum of acc^2.
+FEDMPQ_API int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                       const int8_t* weights, int32_t threads, int32_t* acc, double* sums);
+
+// The accumulators again and, with t = acc * scale + shift and g = error where low < t < high, else 0:
+// sums[0][o] = sum of g, sums[1][o] = sum of g * (acc * norm + bias), sums[2][o] = sum of errors with t >= high,
+// sums[3][o] = with t <= low.
+FEDMPQ_API int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                             const int8_t* weights, const uint16_t* error, const float* scale,
+                                             const float* shift, float low, float high, const float* norm,
+                                             const float* bias, int32_t threads, int32_t* acc, double* sums);
+
+// error of the input (+)= scale * sum of error * weight
+FEDMPQ_API int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights,
+                                              float scale, int32_t add, int32_t threads, uint16_t* out);
+
+// gradient[o] = scale[o] * sum of error * code. Returns -2 for an image too large for the sums of one.
+FEDMPQ_API int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                                const int8_t* errors, const float* scale, int32_t threads,
+                                                float* gradient);
+
+// code = clamp(rint(acc * scale + shift), low, high), stored as code - low
+FEDMPQ_API int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, int32_t channels,
+                                     const float* scale, const float* shift, float low, float high, int32_t pairs,
+                                     int32_t threads, uint8_t* out);
+
+// With g as above: error <- gain * (g - mean_g - (acc * norm + bias) * mean_gx); greatest[image] = the greatest magnitude
+FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32_t images, int64_t pixels,
+                                      int32_t channels, const float* scale, const float* shift, float low, float high,
+                                      const float* norm, const float* bias, const float* gain, const float* mean_g,
+                                      const float* mean_gx, int32_t threads, float* greatest);
+
+// clamp(floor(error * inverse + u), -127, 127), u = (random byte + 1/2)/256. The bytes of image i are those of blocks
+// i * ceil(count/16) and on of Philox4x32-10 with counter (block, c1, c2, c3) and key (k0, k1), least byte first.
+FEDMPQ_API void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1,
+                                      uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);
+
+// code = clamp(rint(left / step + right / step), low, high) and, in two bits each, where it fell: 0 inside, 1 above, 2 below
+FEDMPQ_API int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step,
+                              float low, float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states);
+
+// Zeroes errors that fell outside; clipped[0] = sum of those above, clipped[1] = below.
+FEDMPQ_API int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, int32_t threads, uint16_t* error,
+                                     double* clipped);
+
+// error <- error + other
+FEDMPQ_API void fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error);
+
+FEDMPQ_API int32_t fedmpq_max_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t threads,
+                                   uint8_t* out);
+// The first of the greatest under a window takes the error.
+FEDMPQ_API int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs,
+                                            const uint16_t* error, int32_t threads, uint16_t* out);
+
+// code = clamp(rint(sum of codes * multiplier), low, high), stored as bytes code - low; padding has code 0
+FEDMPQ_API int32_t fedmpq_average_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                       float multiplier, float low, float high, int32_t threads, uint8_t* out);
+FEDMPQ_API int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* error, int32_t threads,
+                                                uint16_t* out);
+
+// Logits acc * scale + bias: gradient = (softmax - one hot)/samples, *loss = mean cross-entropy. Returns how many are right.
+FEDMPQ_API int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale,
+                                       const float* bias, const int64_t* labels, float* gradient, double* loss);
+
+// error = real * gain; returns the greatest magnitude
+FEDMPQ_API float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error);
+
+// One update of a layer's codes (edge_client/update.py states the formulas). `rate` and `step` have one element per output
+// channel of `row` weights each, or one in all (row == count). The uniform numbers of the move are those of
+// fedmpq_philox_uniform with (step_number, round, layer * 16 + 0) and key (seed, client), those of the Lasso's move with + 1.
+typedef struct {
+  int32_t bits, paper;       // paper: 1 the paper's rule, 0 stochastic rounding
+  int64_t count, row;
+  const float *step, *rate;
+  float weight_decay, momentum;
+  int32_t momentum_bits;     // 0, 8 or 32
+  void* momentum_codes;      // float[count], or int8[ceil(count/128) * 128]
+  float* momentum_scales;    // float[ceil(count/128)] if 8 bits
+  const float* pull;         // Lasso: codes towards zero for each of 2^(bits-1) magnitudes, or null
+  uint32_t step_number, round, layer, seed, client;
+} FedmpqUpdate;
+
+// Returns 0, or -3 if the gradient holds NaN or infinity (the codes are then untouched).
+FEDMPQ_API int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, uint8_t* codes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,658 @@
+// Convolutions of codes, and both products of their backward pass, as tiles.
+//
+// Forward: an image's codes go into a zero-padded copy; a tile's rows are neighbouring output pixels, its segments the rows
+// of the kernel. Backward to the input: the same on the errors, with the kernel turned round and strides filled with
+// zeros. Backward to the weights: the image channel by channel; a tile's rows are input channels, its segments image rows,
+// and what it reads as weights are the errors, four neighbouring pixels together.
+//
+// Codes are bytes `code + zero`; sums are of codes, so zero times the sum of the weights is taken off in the end, and
+// padding is `zero`.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "fedmpq/training.h"
+#include "ops.h"
+#include "shuffle.h"
+#include "threads.h"
+
+namespace fedmpq {
+namespace {
+
+// Memory that lives for one call; no exceptions here, so it says itself when there is none.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count) : data_(static_cast<T*>(std::malloc(static_cast<size_t>(count > 0 ? count : 1) * sizeof(T)))) {}
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  T* data() const { return data_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  T* data_;
+};
+
+// A number of sums for each image, and their totals in the order of the images, whichever thread made them.
+template <class T>
+class InOrder {
+ public:
+  InOrder(int images, int64_t count)
+      : images_(images),
+        count_(count),
+        parts_(static_cast<T*>(std::calloc(static_cast<size_t>(images * count + 1), sizeof(T)))) {}
+  ~InOrder() { std::free(parts_); }
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
+  explicit operator bool() const { return parts_ != nullptr; }
+  T* operator[](int image) const { return parts_ + image * count_; }
+  void total(double* sums) const {
+    for (int64_t i = 0; i < count_; ++i) sums[i] = 0.0;
+    for (int image = 0; image < images_; ++image)
+      for (int64_t i = 0; i < count_; ++i) sums[i] += static_cast<double>((*this)[image][i]);
+  }
+
+ private:
+  int images_;
+  int64_t count_;
+  T* parts_;
+};
+
+constexpr int slack = 64;  // bytes that a tile's last quad or a last vector may read beyond an image
+
+int up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// One image: where its bytes come from and what they mean.
+struct Source {
+  const uint8_t* data;
+  bool pairs;    // two 4-bit codes a byte
+  int64_t bytes;  // of one image
+  uint8_t flip;  // what every byte is xored with: 128 turns codes into signed bytes and errors into unsigned ones
+};
+
+// The padded copy of one group's channels of an image, and the sums of products over it.
+struct Layout {
+  int height, width, channels;       // of the source
+  int padded_height, padded_width;   // of the copy
+  int top, left, spread_h, spread_w; // source pixel (y, x) goes to (top + y * spread_h, left + x * spread_w)
+  int group_channels, depth;         // channels a group has; rounded up to a multiple of 4
+  uint8_t fill;
+  int64_t size() const { return int64_t{padded_height} * padded_width * depth + slack; }
+};
+
+const uint8_t* bytes_of(const Source& source, int image, int64_t count, uint8_t* scratch) {
+  const uint8_t* from = source.data + image * source.bytes;
+  if (source.pairs) {
+    ops().unpack(from, count, scratch);
+    return scratch;
+  }
+  if (source.flip == 0) return from;
+  for (int64_t i = 0; i < count; ++i) scratch[i] = from[i] ^ source.flip;
+  return scratch;
+}
+
+void fill(uint8_t* from, const uint8_t* to, uint8_t value) { std::memset(from, value, static_cast<size_t>(to - from)); }
+
+// The padded copy when whole rows can be copied, straight from the stored form.
+void pad_rows(const Layout& layout, const Source& source, int image, uint8_t* out) {
+  const uint8_t* data = source.data + image * source.bytes;
+  const int64_t line = int64_t{layout.padded_width} * layout.depth, run = int64_t{layout.width} * layout.channels;
+  const int64_t start = int64_t{layout.left} * layout.depth;
+  const int64_t kept = run < line - start ? run : line - start;
+  uint8_t* filled = out;  // everything before this is done
+  for (int y = 0; y < layout.height && layout.top + y < layout.padded_height; ++y) {
+    uint8_t* to = out + (layout.top + y) * line + start;
+    fill(filled, to, layout.fill);
+    if (source.pairs)
+      ops().unpack(data + y * run / 2, kept, to);
+    else if (source.flip == 0)
+      std::memcpy(to, data + y * run, static_cast<size_t>(kept));
+    else
+      for (int64_t i = 0; i < kept; ++i) to[i] = data[y * run + i] ^ source.flip;
+    filled = to + kept;
+  }
+  fill(filled, out + layout.size(), layout.fill);
+}
+
+// The padded copy in general: pixel by pixel.
+void pad_pixels(const Layout& layout, const uint8_t* bytes, int group, uint8_t* out) {
+  std::memset(out, layout.fill, static_cast<size_t>(layout.size()));
+  const int row = layout.padded_width * layout.depth;
+  for (int y = 0; y < layout.height; ++y) {
+    const int to_y = layout.top + y * layout.spread_h;
+    if (to_y < 0 || to_y >= layout.padded_height) continue;
+    const uint8_t* from = bytes + int64_t{y} * layout.width * layout.channels + group * layout.group_channels;
+    for (int x = 0; x < layout.width; ++x, from += layout.channels) {
+      const int to_x = layout.left + x * layout.spread_w;
+      if (to_x < 0 || to_x >= layout.padded_width) continue;
+      std::memcpy(out + int64_t{to_y} * row + to_x * layout.depth, from, static_cast<size_t>(layout.group_channels));
+    }
+  }
+}
+
+bool by_rows(const Layout& layout, const Source& source) {
+  return layout.group_channels == layout.channels && layout.depth == layout.channels && layout.spread_h == 1 &&
+         layout.spread_w == 1 && layout.top >= 0 && layout.left >= 0 && layout.left <= layout.padded_width &&
+         (!source.pairs || layout.width * layout.channels % 2 == 0);
+}
+
+void pad(const Layout& layout, const Source& source, int image, int group, uint8_t* scratch, uint8_t* out) {
+  if (by_rows(layout, source)) return pad_rows(layout, source, image, out);
+  const int64_t count = int64_t{layout.height} * layout.width * layout.channels;
+  pad_pixels(layout, bytes_of(source, image, count, scratch), group, out);
+}
+
+// Correlation of a padded copy with packed weights.
+struct Product {
+  int kernel_h, kernel_w, dilation_h, dilation_w, stride_h, stride_w;
+  int out_height, out_width, outputs;
+  int blocks() const { return up(outputs, lanes) / lanes; }
+  // Without dilation the pixels under a row of the kernel are one run of bytes.
+  bool joined() const { return dilation_w == 1; }
+  int segments() const { return joined() ? kernel_h : kernel_h * kernel_w; }
+  int quads(int depth) const { return (joined() ? kernel_w : 1) * depth / 4; }
+  int64_t packed_size(int depth) const { return int64_t{blocks()} * kernel_h * kernel_w * depth * lanes; }
+};
+
+// Where the weights of a product lie: weight(output, input, tap) is at output * by_output + input * by_input + tap, the taps
+// counted backwards if turned.
+struct Weights {
+  const int8_t* data;
+  int64_t by_output, by_input;
+  bool turned;
+};
+
+// packed[block][tap][quad][lane][byte], zero beyond the real ones. `total` is the sum of each output's weights.
+void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed, int32_t* total) {
+  std::memset(packed, 0, static_cast<size_t>(product.packed_size(depth)));
+  const int taps = product.kernel_h * product.kernel_w;
+  const int64_t by_tap = int64_t{depth} * lanes;
+  for (int o = 0; o < product.outputs; ++o) {
+    int32_t sum = 0;
+    int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
+    for (int c = 0; c < inputs; ++c) {
+      const int8_t* from = weights.data + o * weights.by_output + c * weights.by_input;
+      int8_t* to = lane + c / 4 * lanes * 4 + c % 4;
+      for (int tap = 0; tap < taps; ++tap) {
+        const int8_t w = from[weights.turned ? taps - 1 - tap : tap];
+        to[tap * by_tap] = w;
+        sum += w;
+      }
+    }
+    total[o] = sum;
+  }
+}
+
+// Where sums start: what `zero` in every code adds to them is taken off beforehand. Null for codes without one.
+struct Start {
+  Buffer<int32_t> values;
+  bool used;
+  Start(const Product& product, const int32_t* total, int zero)
+      : values(product.blocks() * lanes), used(zero != 0) {
+    if (!values) return;
+    for (int o = 0; o < product.blocks() * lanes; ++o) values.data()[o] = o < product.outputs ? -zero * total[o] : 0;
+  }
+  void fill(int32_t* sums, int width, int stride) const {
+    for (int x = 0; x < width; ++x)
+      std::memcpy(sums + int64_t{x} * stride, values.data(), static_cast<size_t>(stride) * sizeof(int32_t));
+  }
+};
+
+// Every row of the output, out_width x 16*blocks, at target(y); then row(y, there).
+template <class Target, class Row>
+void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, bool small,
+               const Start& start, Target target, Row row) {
+  const int line = layout.padded_width * layout.depth;
+  const int segments = product.segments(), quads = product.quads(layout.depth), blocks = product.blocks();
+  int32_t offsets[1024];
+  for (int s = 0; s < segments; ++s) {
+    const int r = product.joined() ? s : s / product.kernel_w, c = product.joined() ? 0 : s % product.kernel_w;
+    offsets[s] = r * product.dilation_h * line + c * product.dilation_w * layout.depth;
+  }
+  const ptrdiff_t block = ptrdiff_t{segments} * quads * lanes * 4;
+  const auto tile = small ? ops().tile_u4 : ops().tile_u8;
+  for (int y = 0; y < product.out_height; ++y) {
+    const uint8_t* from = padded + int64_t{y} * product.stride_h * line;
+    int32_t* sums = target(y);
+    if (start.used) start.fill(sums, product.out_width, blocks * lanes);
+    for (int b = 0; b < blocks; b += 2)
+      for (int x = 0; x < product.out_width; x += max_rows) {
+        const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
+        tile({from + x * product.stride_w * layout.depth, product.stride_w * layout.depth, rows, offsets, segments, quads,
+              packed + b * block, block, blocks - b < 2 ? 1 : 2, sums + (x * blocks + b) * lanes, blocks * lanes, start.used});
+      }
+    row(y, sums);
+  }
+}
+
+bool is_depthwise(const FedmpqConv& c) { return c.groups == c.channels && c.out_channels == c.channels; }
+
+Layout forward_layout(const FedmpqConv& c, uint8_t fill) {
+  Layout layout{};
+  layout.height = c.height, layout.width = c.width, layout.channels = c.channels;
+  layout.padded_height = (c.out_height - 1) * c.stride_h + c.dilation_h * (c.kernel_h - 1) + 1;
+  layout.padded_width = (c.out_width - 1) * c.stride_w + c.dilation_w * (c.kernel_w - 1) + 1;
+  layout.top = c.pad_h, layout.left = c.pad_w, layout.spread_h = layout.spread_w = 1;
+  layout.group_channels = is_depthwise(c) ? c.channels : c.channels / c.groups;
+  layout.depth = is_depthwise(c) ? c.channels : up(layout.group_channels, 4);
+  layout.fill = fill;
+  return layout;
+}
+
+Layout backward_layout(const FedmpqConv& c, uint8_t fill) {
+  Layout layout{};
+  layout.height = c.out_height, layout.width = c.out_width, layout.channels = c.out_channels;
+  layout.padded_height = c.height + c.dilation_h * (c.kernel_h - 1);
+  layout.padded_width = c.width + c.dilation_w * (c.kernel_w - 1);
+  layout.top = c.dilation_h * (c.kernel_h - 1) - c.pad_h, layout.left = c.dilation_w * (c.kernel_w - 1) - c.pad_w;
+  layout.spread_h = c.stride_h, layout.spread_w = c.stride_w;
+  layout.group_channels = is_depthwise(c) ? c.out_channels : c.out_channels / c.groups;
+  layout.depth = is_depthwise(c) ? c.out_channels : up(layout.group_channels, 4);
+  layout.fill = fill;
+  return layout;
+}
+
+Source source_of(const uint8_t* data, bool pairs, int64_t count, uint8_t flip) {
+  return {data, pairs, pairs ? (count + 1) / 2 : count, flip};
+}
+
+// Drops the lanes beyond the real outputs: width x outputs, side by side.
+void tidy(int32_t* sums, int width, int outputs, int stride) {
+  if (outputs == stride) return;
+  for (int x = 1; x < width; ++x)
+    std::memmove(sums + int64_t{x} * outputs, sums + int64_t{x} * stride, static_cast<size_t>(outputs) * sizeof(int32_t));
+}
+
+// A row of one group's outputs to their place among all channels.
+void scatter(const int32_t* sums, int width, int outputs, int channels, int32_t* out) {
+  const int runs = outputs == channels ? 1 : width;
+  const int64_t run = int64_t{outputs} * width / runs;
+  for (int x = 0; x < runs; ++x)
+    std::memcpy(out + int64_t{x} * channels, sums + x * run, static_cast<size_t>(run) * sizeof(int32_t));
+}
+
+// Buffers of one thread for one kind of product.
+struct Scratch {
+  Buffer<uint8_t> bytes, padded;
+  Buffer<int32_t> sums;
+  Scratch(int64_t raw, int64_t copy, int64_t row) : bytes(raw + slack), padded(copy), sums(row) {}
+  explicit operator bool() const { return bytes && padded && sums; }
+};
+
+template <class Body>
+bool with_scratch(int64_t raw, int64_t copy, int64_t row, int items, int threads, Body body) {
+  std::atomic<bool> enough{true};
+  parallel(threads < items ? threads : items, threads, [&](int slot, int) {
+    const int slots = threads < items ? threads : items;
+    Scratch scratch(raw, copy, row);
+    if (!scratch) {
+      enough = false;
+      return;
+    }
+    for (int item = slot; item < items; item += slots) body(item, scratch);
+  });
+  return enough;
+}
+
+void depthwise_taps(const FedmpqConv& c, const Layout& layout, int32_t* taps) {
+  for (int r = 0; r < c.kernel_h; ++r)
+    for (int s = 0; s < c.kernel_w; ++s)
+      taps[r * c.kernel_w + s] =
+          (r * c.dilation_h * layout.padded_width + s * c.dilation_w) * layout.depth;
+}
+
+template <class After>
+int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int threads,
+                          int32_t* acc, After after) {
+  const Layout layout = forward_layout(c, static_cast<uint8_t>(zero));
+  const int taps = c.kernel_h * c.kernel_w;
+  Buffer<int8_t> by_tap(int64_t{taps} * c.channels);
+  if (!by_tap) return -1;
+  for (int k = 0; k < taps; ++k)
+    for (int i = 0; i < c.channels; ++i) by_tap.data()[k * c.channels + i] = weights[i * taps + k];
+  int32_t offsets[1024];
+  depthwise_taps(c, layout, offsets);
+  const int64_t raw = int64_t{c.height} * c.width * c.channels;
+  const int64_t out = int64_t{c.out_height} * c.out_width * c.channels;
+  const bool enough = with_scratch(raw, layout.size(), 1, c.images, threads, [&](int image, Scratch& scratch) {
+    pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
+    for (int y = 0; y < c.out_height; ++y)
+      ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
+                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero, offsets, by_tap.data(),
+                       acc + image * out + int64_t{y} * c.out_width * c.channels});
+    after(image);
+  });
+  return enough ? 0 : -1;
+}
+
+// The accumulators of every image; after(image) as soon as one's are there, while they are in the cache.
+template <class After>
+int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_t zero, const int8_t* weights,
+                int32_t threads, int32_t* acc, After after) {
+  const int64_t raw = int64_t{c.height} * c.width * c.channels;
+  const int taps = c.kernel_h * c.kernel_w;
+  if (is_depthwise(c))
+    return depthwise_forward(c, source_of(codes, pairs != 0, raw, 0), zero, weights, threads, acc, after);
+  // Cores that multiply signed bytes get 8-bit codes less 128; 4-bit ones fit as they are.
+  const bool flip = ops().signed_bytes && pairs == 0;
+  const int shifted = flip ? zero - 128 : zero;
+  const Source source = source_of(codes, pairs != 0, raw, flip ? 128 : 0);
+  const Layout layout = forward_layout(c, static_cast<uint8_t>(shifted));
+  const int inputs = layout.group_channels, outputs = c.out_channels / c.groups;
+  const Product product{c.kernel_h,   c.kernel_w,    c.dilation_h, c.dilation_w, c.stride_h,
+                        c.stride_w, c.out_height, c.out_width,  outputs};
+  Buffer<int8_t> packed(product.packed_size(layout.depth) * c.groups);
+  Buffer<int32_t> total(c.out_channels);
+  if (!packed || !total) return -1;
+  for (int g = 0; g < c.groups; ++g)
+    pack_weights(product, inputs, layout.depth,
+                 {weights + int64_t{g} * outputs * inputs * taps, int64_t{inputs} * taps, taps, false},
+                 packed.data() + g * product.packed_size(layout.depth), total.data() + g * outputs);
+  const int stride = product.blocks() * lanes;
+  // Rows that need no tidying are summed where they belong.
+  const bool direct = c.groups == 1 && outputs == stride;
+  const bool enough =
+      with_scratch(raw, layout.size(), int64_t{c.out_width} * stride, c.images, threads, [&](int image, Scratch& scratch) {
+        int32_t* out = acc + int64_t{image} * c.out_height * c.out_width * c.out_channels;
+        const auto target = [&](int y) {
+          return direct ? out + int64_t{y} * c.out_width * c.out_channels : scratch.sums.data();
+        };
+        for (int g = 0; g < c.groups; ++g) {
+          pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
+          const Start start(product, total.data() + g * outputs, shifted);
+          correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth),
+                    pairs != 0, start, target, [&](int y, int32_t* sums) {
+                      if (direct) return;
+                      tidy(sums, c.out_width, outputs, stride);
+                      scatter(sums, c.out_width, outputs, c.out_channels,
+                              out + int64_t{y} * c.out_width * c.out_channels + g * outputs);
+                    });
+        }
+        after(image);
+      });
+  return enough ? 0 : -1;
+}
+
+}  // namespace
+}  // namespace fedmpq
+
+using namespace fedmpq;
+
+int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                            const int8_t* weights, int32_t threads, int32_t* acc, double* sums) {
+  const FedmpqConv& c = *conv;
+  const int64_t pixels = int64_t{c.out_height} * c.out_width;
+  if (sums == nullptr) return forward(c, codes, pairs, zero, weights, threads, acc, [](int) {});
+  InOrder<double> parts(c.images, 2 * c.out_channels);
+  if (!parts) return -1;
+  const int32_t status = forward(c, codes, pairs, zero, weights, threads, acc, [&](int image) {
+    ops().statistics(acc + image * pixels * c.out_channels, pixels, c.out_channels, parts[image],
+                     parts[image] + c.out_channels);
+  });
+  parts.total(sums);
+  return status;
+}
+
+int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                  const int8_t* weights, const uint16_t* error, const float* scale, const float* shift,
+                                  float low, float high, const float* norm, const float* bias, int32_t threads,
+                                  int32_t* acc, double* sums) {
+  const FedmpqConv& c = *conv;
+  const int64_t pixels = int64_t{c.out_height} * c.out_width, count = pixels * c.out_channels;
+  const Rescale rescale{scale, shift, low, high};
+  InOrder<float> parts(c.images, 4 * c.out_channels);
+  if (!parts) return -1;
+  const int32_t status = forward(c, codes, pairs, zero, weights, threads, acc, [&](int image) {
+    float* own = parts[image];
+    ops().backward_sums(acc + image * count, error + image * count, pixels, c.out_channels, rescale, norm, bias, own,
+                        own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
+  });
+  parts.total(sums);
+  return status;
+}
+
+int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, float scale,
+                                   int32_t add, int32_t threads, uint16_t* out) {
+  const FedmpqConv& c = *conv;
+  const int64_t raw = int64_t{c.out_height} * c.out_width * c.out_channels;
+  const bool deep = is_depthwise(c);
+  // Errors are signed; cores that multiply unsigned by signed get them plus 128. Depthwise takes that off per product.
+  const bool flip = deep || !ops().signed_bytes;
+  const int shifted = flip ? 128 : 0;
+  const Source source = source_of(reinterpret_cast<const uint8_t*>(errors), false, raw, flip ? 128 : 0);
+  const Layout layout = backward_layout(c, static_cast<uint8_t>(shifted));
+  const int inputs = layout.group_channels, outputs = deep ? c.channels : c.channels / c.groups;
+  const int groups = deep ? 1 : c.groups, taps = c.kernel_h * c.kernel_w;
+  const Product product{c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, 1, 1, c.height, c.width, outputs};
+  Buffer<int8_t> packed(deep ? int64_t{taps} * c.channels : product.packed_size(layout.depth) * groups);
+  Buffer<int32_t> total(c.channels);
+  if (!packed || !total) return -1;
+  int32_t offsets[1024];
+  if (deep) {
+    depthwise_taps(c, layout, offsets);
+    for (int k = 0; k < taps; ++k)
+      for (int i = 0; i < c.channels; ++i) packed.data()[k * c.channels + i] = weights[i * taps + (taps - 1 - k)];
+  } else {
+    for (int g = 0; g < groups; ++g)
+      pack_weights(product, inputs, layout.depth,
+                   {weights + int64_t{g} * outputs * inputs * taps, taps, int64_t{outputs} * taps, true},
+                   packed.data() + g * product.packed_size(layout.depth), total.data() + g * outputs);
+  }
+  const int stride = product.blocks() * lanes;
+  const bool enough = with_scratch(
+      raw, layout.size(), int64_t{c.width} * stride, c.images, threads, [&](int image, Scratch& scratch) {
+        uint16_t* to = out + int64_t{image} * c.height * c.width * c.channels;
+        for (int g = 0; g < groups; ++g) {
+          pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
+          const auto emit = [&](int y, int32_t* sums) {
+            uint16_t* row = to + int64_t{y} * c.width * c.channels + g * outputs;
+            if (groups == 1) {
+              ops().to_error(sums, int64_t{c.width} * outputs, scale, add != 0, row);
+              return;
+            }
+            for (int x = 0; x < c.width; ++x)
+              ops().to_error(sums + x * outputs, outputs, scale, add != 0, row + int64_t{x} * c.channels);
+          };
+          if (deep) {
+            for (int y = 0; y < c.height; ++y) {
+              ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, c.width,
+                               c.channels, taps, shifted, offsets, packed.data(), scratch.sums.data()});
+              emit(y, scratch.sums.data());
+            }
+            continue;
+          }
+          const Start start(product, total.data() + g * outputs, shifted);
+          correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), false,
+                    start, [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
+                      tidy(sums, c.width, outputs, stride);
+                      emit(y, sums);
+                    });
+        }
+      });
+  return enough ? 0 : -1;
+}
+
+namespace fedmpq {
+namespace {
+
+// Codes of one image channel by channel, columns of one phase of the stride side by side: plane[phase][channel][y][x].
+struct Planes {
+  int phases, rows, row, channels;  // row: bytes of one row of one plane
+  int64_t plane() const { return int64_t{rows} * row; }
+  int64_t size() const { return phases * channels * plane() + slack; }
+};
+
+void to_planes(const FedmpqConv& c, const Planes& planes, const uint8_t* bytes, int first_channel, uint8_t value,
+               uint8_t* out) {
+  std::memset(out, value, static_cast<size_t>(planes.size()));
+  const int64_t step = int64_t{c.stride_w} * c.channels;  // bytes between columns of one phase
+  for (int y = 0; y < c.height && y + c.pad_h < planes.rows; ++y)
+    for (int phase = 0; phase < planes.phases; ++phase) {
+      // Columns x with (x + pad) % stride == phase go to (x + pad) / stride.
+      const int first = (phase - c.pad_w % c.stride_w + c.stride_w) % c.stride_w;
+      const int to = (first + c.pad_w) / c.stride_w;
+      int columns = first < c.width ? (c.width - 1 - first) / c.stride_w + 1 : 0;
+      if (columns > planes.row - to) columns = planes.row - to;
+      const uint8_t* from = bytes + (int64_t{y} * c.width + first) * c.channels + first_channel;
+      uint8_t* line = out + phase * planes.channels * planes.plane() + int64_t{y + c.pad_h} * planes.row + to;
+      int channel = 0;
+      for (; channel + lanes <= planes.channels; channel += lanes)
+        for (int x = 0; x < columns; x += lanes)
+          shuffle::transpose(from + x * step + channel, step, columns - x < lanes ? columns - x : lanes,
+                             line + channel * planes.plane() + x, planes.plane());
+      for (; channel < planes.channels; ++channel)
+        for (int x = 0; x < columns; ++x) line[channel * planes.plane() + x] = from[x * step + channel];
+    }
+}
+
+// Errors as a tile reads weights: quads[block][y][x / 4][lane][x % 4], zero beyond the real ones.
+void to_quads(const FedmpqConv& c, const int8_t* errors, int first_channel, int outputs, int8_t* out) {
+  const int quads = up(c.out_width, 4) / 4, blocks = up(outputs, lanes) / lanes;
+  const int64_t block = int64_t{c.out_height} * quads * lanes * 4;
+  const bool whole = outputs % lanes == 0 && c.out_width % 4 == 0;
+  if (!whole) std::memset(out, 0, static_cast<size_t>(blocks * block));
+  for (int y = 0; y < c.out_height; ++y)
+    for (int q = 0; q < quads; ++q) {
+      const int8_t* pixel = errors + (int64_t{y} * c.out_width + 4 * q) * c.out_channels + first_channel;
+      int8_t* to = out + (int64_t{y} * quads + q) * lanes * 4;
+      if (whole) {
+        for (int b = 0; b < blocks; ++b)
+          shuffle::interleave(reinterpret_cast<const uint8_t*>(pixel) + b * lanes, c.out_channels,
+                              reinterpret_cast<uint8_t*>(to) + b * block);
+        continue;
+      }
+      const int count = c.out_width - 4 * q < 4 ? c.out_width - 4 * q : 4;
+      for (int i = 0; i < count; ++i)
+        for (int o = 0; o < outputs; ++o)
+          to[(o / lanes) * block + (o % lanes) * 4 + i] = pixel[i * c.out_channels + o];
+    }
+}
+
+void sum_errors(const int8_t* errors, int64_t pixels, int channels, int64_t* sums) {
+  for (int64_t p = 0; p < pixels; ++p)
+    for (int o = 0; o < channels; ++o) sums[o] += errors[p * channels + o];
+}
+
+// What one thread gathers over its images.
+struct Gathered {
+  Buffer<uint8_t> bytes, planes;
+  Buffer<int8_t> quads;
+  Buffer<int32_t> part;
+  Buffer<int64_t> whole, errors;
+  Gathered(int64_t raw, int64_t planar, int64_t quad, int64_t sums, int64_t outputs)
+      : bytes(raw + slack), planes(planar), quads(quad), part(sums), whole(sums), errors(outputs) {}
+  explicit operator bool() const { return bytes && planes && quads && part && whole && errors; }
+};
+
+}  // namespace
+}  // namespace fedmpq
+
+int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                     const int8_t* errors, const float* scale, int32_t threads, float* gradient) {
+  const FedmpqConv& c = *conv;
+  const int64_t raw = int64_t{c.height} * c.width * c.channels;
+  const int64_t raw_errors = int64_t{c.out_height} * c.out_width * c.out_channels;
+  const int taps = c.kernel_h * c.kernel_w;
+  const bool deep = is_depthwise(c);
+  const bool flip = !deep && ops().signed_bytes && pairs == 0;
+  const int shifted = flip ? zero - 128 : zero;
+  const Source source = source_of(codes, pairs != 0, raw, flip ? 128 : 0);
+  const int inputs = c.channels / c.groups, outputs = c.out_channels / c.groups;
+  const int quads = up(c.out_width, 4) / 4, blocks = up(outputs, lanes) / lanes, width = blocks * lanes;
+  Planes planes{};
+  planes.phases = c.stride_w;
+  planes.rows = (c.out_height - 1) * c.stride_h + c.dilation_h * (c.kernel_h - 1) + 1;
+  planes.row = (c.dilation_w * (c.kernel_w - 1)) / c.stride_w + 4 * quads;
+  planes.channels = inputs;
+  const Layout layout = forward_layout(c, static_cast<uint8_t>(shifted));
+  const int64_t group_sums = int64_t{taps} * inputs * width;
+  const int64_t all_sums = deep ? int64_t{taps} * c.channels : group_sums * c.groups;
+  const int slots = threads < c.images ? (threads > 0 ? threads : 1) : c.images;
+  Gathered* gathered[max_threads] = {};
+  // An int32 sum holds so many images of the greatest possible products.
+  const int64_t greatest = int64_t{127} * (pairs != 0 ? 15 : 255) * c.out_height * c.out_width;
+  const int64_t holds = greatest > 0 ? (int64_t{1} << 31) / greatest - 1 : 1;
+  if (holds < 1 || slots > max_threads || taps > 1024) return -2;
+  int32_t offsets[1024];
+  if (deep) depthwise_taps(c, layout, offsets);
+  Buffer<int32_t> rows(c.out_height);
+  if (!rows) return -1;
+  for (int y = 0; y < c.out_height; ++y) rows.data()[y] = y * c.stride_h * planes.row;
+  std::atomic<bool> enough{true};
+  const auto tile = pairs != 0 ? ops().tile_u4 : ops().tile_u8;
+
+  const auto one_image = [&](int image, Gathered& own) {
+    const int8_t* error = errors + image * raw_errors;
+    if (deep) {
+      pad(layout, source, image, 0, own.bytes.data(), own.planes.data());
+      for (int y = 0; y < c.out_height; ++y)
+        ops().depthwise_weights({own.planes.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
+                                 c.stride_w * c.channels, c.out_width, c.channels, taps, zero, offsets, nullptr, nullptr},
+                                error + int64_t{y} * c.out_width * c.channels, own.part.data());
+      return;
+    }
+    const uint8_t* bytes = bytes_of(source, image, raw, own.bytes.data());
+    if (shifted != 0) sum_errors(error, int64_t{c.out_height} * c.out_width, c.out_channels, own.errors.data());
+    for (int g = 0; g < c.groups; ++g) {
+      to_planes(c, planes, bytes, g * inputs, static_cast<uint8_t>(shifted), own.planes.data());
+      to_quads(c, error, g * outputs, outputs, own.quads.data());
+      const ptrdiff_t block = ptrdiff_t{c.out_height} * quads * lanes * 4;
+      for (int b = 0; b < blocks; b += 2)
+        for (int tap = 0; tap < taps; ++tap) {
+          const int r = tap / c.kernel_w, column = (tap % c.kernel_w) * c.dilation_w;
+          const uint8_t* from = own.planes.data() + (column % c.stride_w) * inputs * planes.plane() +
+                                int64_t{r} * c.dilation_h * planes.row + column / c.stride_w;
+          for (int i = 0; i < inputs; i += max_rows)
+            tile({from + i * planes.plane(), static_cast<ptrdiff_t>(planes.plane()),
+                  inputs - i < max_rows ? inputs - i : max_rows, rows.data(), c.out_height, quads,
+                  own.quads.data() + b * block, block, blocks - b < 2 ? 1 : 2,
+                  own.part.data() + g * group_sums + (int64_t{tap} * inputs + i) * width + b * lanes, width, true});
+        }
+    }
+  };
+  const auto flush = [&](Gathered& own) {
+    for (int64_t i = 0; i < all_sums; ++i) own.whole.data()[i] += own.part.data()[i];
+    std::memset(own.part.data(), 0, static_cast<size_t>(all_sums) * sizeof(int32_t));
+  };
+  parallel(slots, threads, [&](int slot, int) {
+    auto* own = new (std::nothrow) Gathered(raw, deep ? layout.size() : planes.size(),
+                                            deep ? 1 : int64_t{blocks} * c.out_height * quads * lanes * 4, all_sums,
+                                            c.out_channels);
+    gathered[slot] = own;
+    if (own == nullptr || !*own) {
+      enough = false;
+      return;
+    }
+    std::memset(own->part.data(), 0, static_cast<size_t>(all_sums) * sizeof(int32_t));
+    std::memset(own->whole.data(), 0, static_cast<size_t>(all_sums) * sizeof(int64_t));
+    std::memset(own->errors.data(), 0, static_cast<size_t>(c.out_channels) * sizeof(int64_t));
+    int64_t held = 0;
+    for (int image = slot; image < c.images; image += slots) {
+      one_image(image, *own);
+      if (++held == holds) {
+        flush(*own);
+        held = 0;
+      }
+    }
+    flush(*own);
+  });
+  if (enough) {
+    for (int slot = 1; slot < slots; ++slot) {
+      for (int64_t i = 0; i < all_sums; ++i) gathered[0]->whole.data()[i] += gathered[slot]->whole.data()[i];
+      for (int o = 0; o < c.out_channels; ++o) gathered[0]->errors.data()[o] += gathered[slot]->errors.data()[o];
+    }
+    const int64_t *whole = gathered[0]->whole.data(), *error_sums = gathered[0]->errors.data();
+    for (int o = 0; o < c.out_channels; ++o)
+      for (int i = 0; i < inputs; ++i)
+        for (int tap = 0; tap < taps; ++tap) {
+          const int64_t sum = deep ? whole[int64_t{tap} * c.channels + o]
+                                   : whole[(o / outputs) * group_sums + (int64_t{tap} * inputs + i) * width + o % outputs] -
+                                         shifted * error_sums[o];
+          gradient[(int64_t{o} * inputs + i) * taps + tap] = static_cast<float>(sum) * scale[o];
+        }
+  }
+  for (Gathered* own : gathered) delete own;
+  return enough ? 0 : -1;
+}

@@ -1,0 +1,95 @@
+// The table of training kernels that every instruction set fills: one integer product (`tile`) on which convolution,
+// linear layers and both their backward passes run, and the passes over accumulators and errors between products.
+//
+// Everything here gives the same bits on every instruction set: integers are exact, and float code is written once
+// (passes.inc), vectorised over channels, which never changes the order of a sum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "isa.h"
+
+namespace fedmpq {
+
+constexpr int lanes = 16;    // output channels a block of weights holds, whatever the register width
+constexpr int max_rows = 8;  // rows a tile takes at a time
+
+// out[r][16 b + l] (+)= sum over segments s, quads q, bytes i of a[r * stride + segment[s] + 4 q + i] * w[b][s][q][l][i]
+struct Tile {
+  const uint8_t* a;
+  ptrdiff_t stride;
+  int rows;  // 1..max_rows
+  const int32_t* segment;
+  int segments, quads;
+  const int8_t* w;
+  ptrdiff_t block;  // bytes between blocks of weights
+  int blocks;       // 1 or 2
+  int32_t* out;
+  ptrdiff_t out_stride;
+  bool add;  // to what is in out
+};
+
+// Affine rescaling of accumulators per channel: t = acc * scale + shift, inside where low < t < high.
+struct Rescale {
+  const float* scale;
+  const float* shift;
+  float low, high;
+};
+
+// One channel at a time: out[p][c] = sum over taps k of (a[p * stride + tap[k] + c] - zero) * w[k][c]
+struct Depthwise {
+  const uint8_t* a;
+  ptrdiff_t stride;
+  int pixels, channels, taps, zero;
+  const int32_t* tap;
+  const int8_t* w;
+  int32_t* out;
+};
+
+struct Ops {
+  const char* name;
+  // Whether tiles read `a` as signed bytes (cores that multiply only signed by signed): 8-bit codes then come with
+  // 128 taken off. 4-bit codes are the same either way.
+  bool signed_bytes;
+  void (*tile_u4)(const Tile&);  // every byte of a is at most 15
+  void (*tile_u8)(const Tile&);
+
+  void (*depthwise)(const Depthwise&);
+  // sums[k][c] += (a[p * stride + tap[k] + c] - zero) * error[p][c] over the pixels; w and out are not used
+  void (*depthwise_weights)(const Depthwise&, const int8_t* error, int32_t* sums);
+
+  // sum[c] = sum of acc, square[c] = sum of acc^2 over the pixels; exact up to 2^53
+  void (*statistics)(const int32_t* acc, int64_t pixels, int channels, double* sum, double* square);
+  // code - low, as bytes: clamp(rint(acc * scale + shift), low, high) - low
+  void (*requantize)(const int32_t* acc, int64_t pixels, int channels, const Rescale& rescale, uint8_t* out);
+  // bytes to 4-bit pairs and back; a last odd one stands alone in the low half
+  void (*pack)(const uint8_t* bytes, int64_t count, uint8_t* out);
+  void (*unpack)(const uint8_t* pairs, int64_t count, uint8_t* out);
+  // g = error where inside, else 0: sum_g += g, sum_gx += g * (acc * norm + bias); clipped errors above and below
+  void (*backward_sums)(const int32_t* acc, const uint16_t* error, int64_t pixels, int channels, const Rescale& rescale,
+                        const float* norm, const float* bias, float* sum_g, float* sum_gx, float* above,
+                        float* below);
+  // error <- gain * (g - mean_g - (acc * norm + bias) * mean_gx); the greatest magnitude
+  float (*backward_error)(const int32_t* acc, uint16_t* error, int64_t pixels, int channels, const Rescale& rescale,
+                          const float* norm, const float* bias, const float* gain, const float* mean_g,
+                          const float* mean_gx);
+  // clamp(floor(error * inverse + (random + 1/2)/256), -127, 127)
+  void (*quantize_error)(const uint16_t* error, int64_t count, float inverse, const uint8_t* random, int8_t* out);
+  // out = error-sized: acc * scale, or added to what is there
+  void (*to_error)(const int32_t* acc, int64_t count, float scale, bool add, uint16_t* out);
+};
+
+extern const Ops ops_scalar;
+#ifdef FEDMPQ_X86
+extern const Ops ops_avx2;
+extern const Ops ops_avx512;
+#endif
+#ifdef FEDMPQ_NEON
+extern const Ops ops_neon;
+extern const Ops ops_neon_dot;
+#endif
+
+const Ops& ops();  // of the active instruction set
+
+}  // namespace fedmpq

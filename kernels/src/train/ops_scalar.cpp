@@ -1,0 +1,32 @@
+// Portable C++: the reference every other table is compared with.
+#include "ops.h"
+
+namespace fedmpq {
+namespace {
+
+#include "passes.inc"
+
+void tile(const Tile& t) {
+  for (int r = 0; r < t.rows; ++r)
+    for (int b = 0; b < t.blocks; ++b) {
+      int32_t* out = t.out + r * t.out_stride + b * lanes;
+      int32_t sums[lanes];
+      for (int l = 0; l < lanes; ++l) sums[l] = t.add ? out[l] : 0;
+      const int8_t* w = t.w + b * t.block;
+      for (int s = 0; s < t.segments; ++s) {
+        const uint8_t* a = t.a + r * t.stride + t.segment[s];
+        for (int q = 0; q < t.quads; ++q, a += 4, w += 4 * lanes)
+          for (int l = 0; l < lanes; ++l)
+            sums[l] += a[0] * w[4 * l] + a[1] * w[4 * l + 1] + a[2] * w[4 * l + 2] + a[3] * w[4 * l + 3];
+      }
+      for (int l = 0; l < lanes; ++l) out[l] = sums[l];
+    }
+}
+
+}  // namespace
+
+const Ops ops_scalar{
+    "scalar",     false,      tile, tile, depthwise, depthwise_weights, statistics,
+    requantize, pack,       unpack, backward_sums, backward_error, quantize_error, to_error};
+
+}  // namespace fedmpq

@@ -1,0 +1,76 @@
+// The passes between products over whole batches: images are the items that threads share, and whatever is summed in
+// floating point is summed image by image, so the number of threads changes nothing.
+#include <atomic>
+#include <cstdlib>
+
+#include "fedmpq/training.h"
+#include "ops.h"
+#include "philox.h"
+#include "threads.h"
+
+namespace fedmpq {
+
+const Ops& ops() {
+  switch (active_isa()) {
+#ifdef FEDMPQ_X86
+    case Isa::avx512:
+      return ops_avx512;
+#endif
+    default:
+      return ops_scalar;
+  }
+}
+
+}  // namespace fedmpq
+
+using namespace fedmpq;
+
+int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, int32_t channels, const float* scale,
+                          const float* shift, float low, float high, int32_t pairs, int32_t threads, uint8_t* out) {
+  const int64_t count = pixels * channels;
+  const Rescale rescale{scale, shift, low, high};
+  std::atomic<bool> enough{true};
+  parallel(images, threads, [&](int image, int) {
+    if (pairs == 0) {
+      ops().requantize(acc + image * count, pixels, channels, rescale, out + image * count);
+      return;
+    }
+    auto* bytes = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
+    if (bytes == nullptr) {
+      enough = false;
+      return;
+    }
+    ops().requantize(acc + image * count, pixels, channels, rescale, bytes);
+    ops().pack(bytes, count, out + image * ((count + 1) / 2));
+    std::free(bytes);
+  });
+  return enough ? 0 : -1;
+}
+
+void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32_t images, int64_t pixels, int32_t channels,
+                           const float* scale, const float* shift, float low, float high, const float* norm,
+                           const float* bias, const float* gain, const float* mean_g, const float* mean_gx,
+                           int32_t threads, float* greatest) {
+  const int64_t count = pixels * channels;
+  const Rescale rescale{scale, shift, low, high};
+  parallel(images, threads, [&](int image, int) {
+    greatest[image] = ops().backward_error(acc + image * count, error + image * count, pixels, channels, rescale, norm,
+                                           bias, gain, mean_g, mean_gx);
+  });
+}
+
+void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1, uint32_t c2,
+                           uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out) {
+  const PhiloxStream stream{c1, c2, c3, k0, k1};
+  const int64_t blocks = (count + 15) / 16;  // of 16 random bytes, for one image
+  parallel(images, threads, [&](int image, int) {
+    constexpr int64_t chunk = 4096;
+    uint32_t random[chunk / 4];
+    for (int64_t done = 0; done < count; done += chunk) {
+      const int64_t part = count - done < chunk ? count - done : chunk;
+      philox_words(stream, static_cast<uint32_t>(image * blocks + done / 16), (part + 15) / 16, random);
+      ops().quantize_error(error + image * count + done, part, inverse, reinterpret_cast<const uint8_t*>(random),
+                           out + image * count + done);
+    }
+  });
+}

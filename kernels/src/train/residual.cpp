@@ -1,0 +1,352 @@
+// Additions, pools and the loss: small beside the products, so written once, in plain C++.
+//
+// What quantization did to a sum is kept for the backward pass in two bits: 0 inside the range, 1 above, 2 below. Element i
+// of an image's n has bits 2 (i / q) and up of byte i % q, q = ceil(n/4): neighbours lie in neighbouring bytes.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "fedmpq/training.h"
+#include "ops.h"
+#include "threads.h"
+
+namespace fedmpq {
+namespace {
+
+const uint8_t* as_bytes(const uint8_t* data, bool pairs, int image, int64_t count, uint8_t* scratch) {
+  if (!pairs) return data + image * count;
+  ops().unpack(data + image * ((count + 1) / 2), count, scratch);
+  return scratch;
+}
+
+float clamped(float value, float low, float high) {
+  const float raised = value < low ? low : value;
+  return raised > high ? high : raised;
+}
+
+float rounded(float value) { return (value + 12582912.0f) - 12582912.0f; }
+
+float widened(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+uint16_t halved(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+void add_part(const uint8_t* __restrict a, const uint8_t* __restrict b, int64_t count, int zero_a, int zero_b, float first,
+              float second, float low, float high, int shift, uint8_t* __restrict codes, uint8_t* __restrict state) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float t = static_cast<float>(a[i] - zero_a) * first + static_cast<float>(b[i] - zero_b) * second;
+    codes[i] = static_cast<uint8_t>(static_cast<int32_t>(rounded(clamped(t, low, high)) - low));
+    const int where = (t >= high ? 1 : 0) | (t <= low ? 2 : 0);
+    state[i] = static_cast<uint8_t>(state[i] | where << shift);
+  }
+}
+
+// Sums of errors that were clipped, in as many lanes as a vector may have: the order of additions is the same everywhere.
+struct Clipped {
+  float above[lanes], below[lanes];
+};
+
+// error & mask as a float: what is masked out becomes +0, which changes no sum.
+float masked(uint16_t error, uint32_t mask) { return widened(static_cast<uint16_t>(error & mask)); }
+
+template <int Count>
+void pass_lanes(const uint8_t* __restrict state, int shift, uint16_t* __restrict error, float* __restrict above,
+                float* __restrict below) {
+  for (int l = 0; l < Count; ++l) {
+    // All ones where the state's first or second bit is set.
+    const uint32_t over = 0u - (static_cast<uint32_t>(state[l]) >> shift & 1u);
+    const uint32_t under = 0u - (static_cast<uint32_t>(state[l]) >> (shift + 1) & 1u);
+    above[l] += masked(error[l], over);
+    below[l] += masked(error[l], under);
+    error[l] = static_cast<uint16_t>(error[l] & ~(over | under));
+  }
+}
+
+void pass_part(const uint8_t* state, int64_t count, int shift, uint16_t* error, Clipped& clipped) {
+  float above[lanes], below[lanes];
+  std::memcpy(above, clipped.above, sizeof above);
+  std::memcpy(below, clipped.below, sizeof below);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) pass_lanes<lanes>(state + i, shift, error + i, above, below);
+  for (int l = 0; i < count; ++i, ++l) pass_lanes<1>(state + i, shift, error + i, above + l, below + l);
+  std::memcpy(clipped.above, above, sizeof above);
+  std::memcpy(clipped.below, below, sizeof below);
+}
+
+// exp to about 2 units in the last place, by additions and multiplications alone, so that every machine agrees.
+float exponential(float x) {
+  x = clamped(x, -87.0f, 88.0f);
+  const float n = rounded(x * 1.44269504f);
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const float value = (p * r * r + r) + 1.0f;
+  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return value * power;
+}
+
+// Natural logarithm of a positive number, likewise.
+float logarithm(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  int exponent = static_cast<int>(bits >> 23) - 126;
+  bits = (bits & 0x007FFFFFu) | 0x3F000000u;
+  float m;
+  std::memcpy(&m, &bits, sizeof m);
+  if (m < 0.70710678f) {
+    m += m;
+    --exponent;
+  }
+  m -= 1.0f;
+  const float z = m * m;
+  float p = 7.0376836292e-2f;
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const float n = static_cast<float>(exponent);
+  float value = m * z * p + n * -2.12194440e-4f;
+  value += -0.5f * z;
+  return (m + value) + n * 0.693359375f;
+}
+
+}  // namespace
+}  // namespace fedmpq
+
+using namespace fedmpq;
+
+int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step, float low,
+                   float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states) {
+  const int64_t quarter = (count + 3) / 4;
+  const float first = left->scale / step, second = right->scale / step;
+  std::atomic<bool> enough{true};
+  parallel(images, threads, [&](int image, int) {
+    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(3 * count)));
+    if (scratch == nullptr) {
+      enough = false;
+      return;
+    }
+    const uint8_t* a = as_bytes(left->data, left->pairs != 0, image, count, scratch);
+    const uint8_t* b = as_bytes(right->data, right->pairs != 0, image, count, scratch + count);
+    uint8_t* codes = pairs != 0 ? scratch + 2 * count : out + image * count;
+    uint8_t* state = states + image * quarter;
+    std::memset(state, 0, static_cast<size_t>(quarter));
+    for (int part = 0; part < 4; ++part) {
+      const int64_t start = part * quarter, end = start + quarter < count ? start + quarter : count;
+      add_part(a + start, b + start, end - start, left->zero, right->zero, first, second, low, high, 2 * part,
+               codes + start, state);
+    }
+    if (pairs != 0) ops().pack(codes, count, out + image * ((count + 1) / 2));
+    std::free(scratch);
+  });
+  return enough ? 0 : -1;
+}
+
+int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, int32_t threads, uint16_t* error,
+                          double* clipped) {
+  const int64_t quarter = (count + 3) / 4;
+  auto* parts = static_cast<Clipped*>(std::calloc(static_cast<size_t>(images) + 1, sizeof(Clipped)));
+  if (parts == nullptr) return -1;
+  parallel(images, threads, [&](int image, int) {
+    for (int part = 0; part < 4; ++part) {
+      const int64_t start = part * quarter, end = start + quarter < count ? start + quarter : count;
+      pass_part(states + image * quarter, end - start, 2 * part, error + image * count + start, parts[image]);
+    }
+  });
+  clipped[0] = clipped[1] = 0.0;
+  for (int image = 0; image < images; ++image)
+    for (int l = 0; l < lanes; ++l) {
+      clipped[0] += static_cast<double>(parts[image].above[l]);
+      clipped[1] += static_cast<double>(parts[image].below[l]);
+    }
+  std::free(parts);
+  return 0;
+}
+
+void fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error) {
+  for (int64_t i = 0; i < count; ++i) error[i] = halved(widened(error[i]) + widened(other[i]));
+}
+
+int32_t fedmpq_max_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t threads, uint8_t* out) {
+  const FedmpqConv& p = *pool;
+  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
+  std::atomic<bool> enough{true};
+  parallel(p.images, threads, [&](int image, int) {
+    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count + outs)));
+    if (scratch == nullptr) {
+      enough = false;
+      return;
+    }
+    const uint8_t* from = as_bytes(codes, pairs != 0, image, count, scratch);
+    uint8_t* to = pairs != 0 ? scratch + count : out + image * outs;
+    std::memset(to, 0, static_cast<size_t>(outs));  // the least stored code
+    for (int y = 0; y < p.out_height; ++y)
+      for (int x = 0; x < p.out_width; ++x)
+        for (int r = 0; r < p.kernel_h; ++r)
+          for (int s = 0; s < p.kernel_w; ++s) {
+            const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
+            if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
+            const uint8_t* pixel = from + (int64_t{fy} * p.width + fx) * p.channels;
+            uint8_t* best = to + (int64_t{y} * p.out_width + x) * p.channels;
+            for (int c = 0; c < p.channels; ++c) best[c] = pixel[c] > best[c] ? pixel[c] : best[c];
+          }
+    if (pairs != 0) ops().pack(to, outs, out + image * ((outs + 1) / 2));
+    std::free(scratch);
+  });
+  return enough ? 0 : -1;
+}
+
+int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, const uint16_t* error,
+                                 int32_t threads, uint16_t* out) {
+  const FedmpqConv& p = *pool;
+  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
+  std::atomic<bool> enough{true};
+  parallel(p.images, threads, [&](int image, int) {
+    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
+    auto* sums = static_cast<float*>(std::calloc(static_cast<size_t>(count), sizeof(float)));
+    if (scratch == nullptr || sums == nullptr) {
+      enough = false;
+      std::free(scratch);
+      std::free(sums);
+      return;
+    }
+    const uint8_t* from = as_bytes(codes, pairs != 0, image, count, scratch);
+    const uint16_t* own = error + image * outs;
+    for (int y = 0; y < p.out_height; ++y)
+      for (int x = 0; x < p.out_width; ++x)
+        for (int c = 0; c < p.channels; ++c) {
+          int best = -1;
+          int64_t where = 0;
+          for (int r = 0; r < p.kernel_h; ++r)  // the first of the greatest takes the error
+            for (int s = 0; s < p.kernel_w; ++s) {
+              const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
+              if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
+              const int64_t at = (int64_t{fy} * p.width + fx) * p.channels + c;
+              if (from[at] > best) best = from[at], where = at;
+            }
+          sums[where] += widened(own[(int64_t{y} * p.out_width + x) * p.channels + c]);
+        }
+    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
+    std::free(scratch);
+    std::free(sums);
+  });
+  return enough ? 0 : -1;
+}
+
+int32_t fedmpq_average_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t zero, float multiplier,
+                            float low, float high, int32_t threads, uint8_t* out) {
+  const FedmpqConv& p = *pool;
+  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
+  std::atomic<bool> enough{true};
+  parallel(p.images, threads, [&](int image, int) {
+    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
+    auto* sums = static_cast<int32_t*>(std::malloc(static_cast<size_t>(p.channels) * sizeof(int32_t)));
+    if (scratch == nullptr || sums == nullptr) {
+      enough = false;
+      std::free(scratch);
+      std::free(sums);
+      return;
+    }
+    const uint8_t* from = as_bytes(codes, pairs != 0, image, count, scratch);
+    for (int y = 0; y < p.out_height; ++y)
+      for (int x = 0; x < p.out_width; ++x) {
+        std::memset(sums, 0, static_cast<size_t>(p.channels) * sizeof(int32_t));
+        for (int r = 0; r < p.kernel_h; ++r)
+          for (int s = 0; s < p.kernel_w; ++s) {
+            const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
+            if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
+            const uint8_t* pixel = from + (int64_t{fy} * p.width + fx) * p.channels;
+            for (int c = 0; c < p.channels; ++c) sums[c] += pixel[c] - zero;
+          }
+        uint8_t* to = out + image * outs + (int64_t{y} * p.out_width + x) * p.channels;
+        for (int c = 0; c < p.channels; ++c)
+          to[c] = static_cast<uint8_t>(
+              static_cast<int32_t>(rounded(clamped(static_cast<float>(sums[c]) * multiplier, low, high)) - low));
+      }
+    std::free(scratch);
+    std::free(sums);
+  });
+  return enough ? 0 : -1;
+}
+
+int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* error, int32_t threads, uint16_t* out) {
+  const FedmpqConv& p = *pool;
+  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
+  const float share = 1.0f / static_cast<float>(p.kernel_h * p.kernel_w);
+  std::atomic<bool> enough{true};
+  parallel(p.images, threads, [&](int image, int) {
+    auto* sums = static_cast<float*>(std::calloc(static_cast<size_t>(count), sizeof(float)));
+    if (sums == nullptr) {
+      enough = false;
+      return;
+    }
+    for (int y = 0; y < p.out_height; ++y)
+      for (int x = 0; x < p.out_width; ++x)
+        for (int r = 0; r < p.kernel_h; ++r)
+          for (int s = 0; s < p.kernel_w; ++s) {
+            const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
+            if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
+            float* to = sums + (int64_t{fy} * p.width + fx) * p.channels;
+            const uint16_t* own = error + image * outs + (int64_t{y} * p.out_width + x) * p.channels;
+            for (int c = 0; c < p.channels; ++c) to[c] += widened(own[c]) * share;
+          }
+    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
+    std::free(sums);
+  });
+  return enough ? 0 : -1;
+}
+
+int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale, const float* bias,
+                            const int64_t* labels, float* gradient, double* loss) {
+  int32_t right = 0;
+  double total = 0.0;
+  for (int n = 0; n < samples; ++n) {
+    float* g = gradient + int64_t{n} * classes;
+    int best = 0;
+    for (int k = 0; k < classes; ++k) {
+      g[k] = static_cast<float>(acc[int64_t{n} * classes + k]) * scale[k] + bias[k];
+      if (g[k] > g[best]) best = k;
+    }
+    right += best == labels[n];
+    const float most = g[best], at_label = g[labels[n]];
+    float sum = 0.0f;
+    for (int k = 0; k < classes; ++k) {
+      g[k] = exponential(g[k] - most);
+      sum += g[k];
+    }
+    total += static_cast<double>(logarithm(sum) - (at_label - most));
+    for (int k = 0; k < classes; ++k) g[k] = (g[k] / sum - (k == labels[n] ? 1.0f : 0.0f)) / static_cast<float>(samples);
+  }
+  *loss = total / samples;
+  return right;
+}
+
+float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error) {
+  float greatest = 0.0f;
+  for (int64_t i = 0; i < rows; ++i)
+    for (int c = 0; c < channels; ++c) {
+      error[i * channels + c] = halved(real[i * channels + c] * gain[c]);
+      const float value = widened(error[i * channels + c]);
+      const float magnitude = value < 0 ? -value : value;
+      greatest = magnitude > greatest ? magnitude : greatest;
+    }
+  return greatest;
+}

@@ -1,0 +1,57 @@
+// Bytes turned from one order into another, in vectors of 16 that every machine has.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace fedmpq {
+namespace shuffle {
+
+typedef uint8_t V16 __attribute__((vector_size(16)));
+typedef uint16_t W8 __attribute__((vector_size(16)));
+
+inline V16 low(V16 a, V16 b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+
+inline V16 high(V16 a, V16 b) {
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
+inline V16 load(const uint8_t* from) {
+  V16 value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// `rows` (1..16) rows of 16 bytes become 16 rows of `rows` bytes. Zipping row i with row i + 8, four times over, is a
+// transposition.
+inline void transpose(const uint8_t* from, int64_t from_stride, int rows, uint8_t* to, int64_t to_stride) {
+  V16 a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = i < rows ? load(from + i * from_stride) : V16{};
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 8; ++i) b[2 * i] = low(a[i], a[i + 8]), b[2 * i + 1] = high(a[i], a[i + 8]);
+    for (int i = 0; i < 8; ++i) a[2 * i] = low(b[i], b[i + 8]), a[2 * i + 1] = high(b[i], b[i + 8]);
+  }
+  if (rows == 16)
+    for (int i = 0; i < 16; ++i) std::memcpy(to + i * to_stride, &a[i], 16);
+  else if (rows == 8)
+    for (int i = 0; i < 16; ++i) std::memcpy(to + i * to_stride, &a[i], 8);
+  else
+    for (int i = 0; i < 16; ++i) std::memcpy(to + i * to_stride, &a[i], static_cast<size_t>(rows));
+}
+
+// Four rows of 16 bytes side by side: out[4 l + i] = row i, byte l.
+inline void interleave(const uint8_t* from, int64_t stride, uint8_t* to) {
+  const V16 r0 = load(from), r1 = load(from + stride), r2 = load(from + 2 * stride), r3 = load(from + 3 * stride);
+  const W8 a = reinterpret_cast<W8>(low(r0, r1)), b = reinterpret_cast<W8>(high(r0, r1));
+  const W8 c = reinterpret_cast<W8>(low(r2, r3)), d = reinterpret_cast<W8>(high(r2, r3));
+  const W8 out[4] = {__builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11),
+                     __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
+                     __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11),
+                     __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
+  std::memcpy(to, out, sizeof out);
+}
+
+}  // namespace shuffle
+}  // namespace fedmpq

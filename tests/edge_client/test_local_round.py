@@ -1,0 +1,251 @@
+"""A client's round: batches, pruning, the update it gives, and data it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedmpq.edge_client.augment import pad_crop_flip
+from fedmpq.edge_client.data import Dataset
+from fedmpq.edge_client.engine import Batch, EpochResult, TrainingError, make_engine
+from fedmpq.edge_client.local_round import batches, run_local_round
+from fedmpq.model.exchange import Assignment, TrainingPlan, Update, bit_widths, pack_layers, unpack_layers
+from fedmpq.model.graph import Graph
+from fedmpq.model.pruning import prune_msb
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side
+from fedmpq.model.randomness import Draws, Purpose
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Made = Callable[..., Any]
+PLAN = TrainingPlan(epochs=2, batch_size=4, update="rounded", code_learning_rate=0.02)
+
+
+def assigned(model: Any, plan: TrainingPlan, seed: int = 0, client: int = 3, number: int = 1) -> Assignment:
+    return Assignment(seed, number, client, pack_layers(model.layers), model.side, plan)
+
+
+def indexed(count: int) -> Dataset:
+    """Images that say which sample they are, for `make_model`."""
+    images = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 6, 5, 3))
+    return Dataset(images.copy(), np.arange(count) % 3, ("a", "b", "c"))
+
+
+class Recorder:
+    """An engine that trains nothing, keeps the batches it is given, and gives back the layers it is told to."""
+
+    def __init__(self, trained: Layers | None = None) -> None:
+        self.epochs: list[list[Batch]] = []
+        self._trained = trained
+
+    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+        self.loaded = layers
+        self.draws = draws
+        self._side = side
+
+    def train_epoch(self, given: Iterable[Batch]) -> EpochResult:
+        self.epochs.append(list(given))
+        return EpochResult(sum(len(labels) for _, labels in self.epochs[-1]), 1.0 / len(self.epochs), 0.5)
+
+    def layers(self) -> Layers:
+        return self._trained or self.loaded
+
+    def side(self) -> Side:
+        return self._side
+
+
+def first_pixels(epoch: list[Batch]) -> list[int]:
+    return [int(image[0, 0, 0]) for images, _ in epoch for image in images]
+
+
+def test_the_engine_gets_the_model_and_the_draws_of_the_assignment(make_model: Made) -> None:
+    model, engine = make_model(), Recorder()
+    run_local_round(engine, model.graph, assigned(model, PLAN, seed=5, client=6, number=7), indexed(10))
+    assert engine.draws == Draws(seed=5, client=6, round=7)
+    for name, layer in model.layers.items():
+        assert np.array_equal(engine.loaded[name].codes, layer.codes)
+        assert engine.loaded[name].bits == layer.bits
+        assert np.array_equal(engine.loaded[name].step, layer.step)
+
+
+def test_every_epoch_has_every_sample_in_an_order_of_its_own(make_model: Made) -> None:
+    model, engine = make_model(), Recorder()
+    run_local_round(engine, model.graph, assigned(model, replace(PLAN, epochs=3)), indexed(10))
+    orders = [first_pixels(epoch) for epoch in engine.epochs]
+    assert [[len(labels) for _, labels in epoch] for epoch in engine.epochs] == [[4, 4, 2]] * 3
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    for images, labels in engine.epochs[0]:
+        assert images.dtype == np.uint8
+        assert images.flags.c_contiguous
+        assert labels.tolist() == (images[:, 0, 0, 0] % 3).tolist()
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 9])
+def test_a_last_batch_of_one_sample_is_left_out(make_model: Made, count: int) -> None:
+    model, engine = make_model(), Recorder()
+    update = run_local_round(engine, model.graph, assigned(model, PLAN), indexed(count))
+    for epoch in engine.epochs:
+        assert min(len(labels) for _, labels in epoch) >= 2
+        assert len(first_pixels(epoch)) == count - (count % 4 == 1)
+    assert update.samples == count
+
+
+@pytest.mark.parametrize(("pad", "flip"), [(2, True), (2, False), (0, True)])
+def test_augmentation_shifts_each_sample_by_its_own_draws(make_data: Made, pad: int, flip: bool) -> None:
+    data, draws, fill = make_data(11), Draws(1, 2, 3), 77
+    plan = replace(PLAN, pad=pad, flip=flip)
+    plain = list(batches(data, PLAN, draws, epoch=4, fill=fill))
+    augmented = list(batches(data, plan, draws, epoch=4, fill=fill))
+    shifts = draws.uniform(33, Purpose.AUGMENT, step=4).reshape(11, 3)
+    order = np.argsort(draws.uniform(11, Purpose.ORDER, step=4), kind="stable")
+    start, changed = 0, 0
+    for (before, labels), (after, same_labels) in zip(plain, augmented, strict=True):
+        chosen = order[start : start + len(labels)]
+        start += len(labels)
+        assert np.array_equal(before, data.images[chosen])
+        assert np.array_equal(labels, data.labels[chosen])
+        assert np.array_equal(labels, same_labels)
+        assert np.array_equal(after, pad_crop_flip(before, shifts[chosen], pad, fill, flip))
+        assert after.flags.c_contiguous
+        changed += int((before != after).any(axis=(1, 2, 3)).sum())
+    assert changed > 0
+
+
+def test_the_border_of_an_augmented_image_is_the_zero_point(make_model: Made) -> None:
+    """Real 0, not black: the graph's zero point."""
+    model, engine = make_model(), Recorder()
+    data = Dataset(np.full((20, 6, 5, 3), 255, np.uint8), np.zeros(20, np.int64), ("a",))
+    run_local_round(engine, model.graph, assigned(model, replace(PLAN, pad=2)), data)
+    values = {int(v) for epoch in engine.epochs for images, _ in epoch for v in np.unique(images)}
+    assert values == {255, model.graph.input.zero_point}
+
+
+def few_large(bits: int, size: int, large: int) -> NDArray[np.uint8]:
+    """Codes of magnitude 0 but for the `large` first ones, which are the greatest."""
+    codes = np.full(size, 2 ** (bits - 1), np.uint8)
+    codes[:large] = 2**bits - 1
+    return codes
+
+
+def pruned_update(model: Any, density: float | None) -> Update:
+    """A round whose training leaves layers of 108, 36, 144 and 27 weights with few large ones."""
+    large = {"stem": 3, "depthwise": 36, "wide": 0, "classes": 0}
+    trained = {
+        name: QuantizedLayer(
+            few_large(layer.bits, layer.codes.size, large[name]).reshape(layer.codes.shape),
+            layer.bits,
+            layer.step,
+        )
+        for name, layer in model.layers.items()
+    }
+    plan = replace(PLAN, prune_density=density)
+    return run_local_round(Recorder(trained), model.graph, assigned(model, plan), indexed(4))
+
+
+def test_pruning_follows_training_and_the_update_says_how_many_bits_are_left(make_model: Made) -> None:
+    """3 of 108 is under 0.03, 36 of 36 is not; an empty plane goes until two bits are left."""
+    model = make_model(bits=6)
+    update = pruned_update(model, 0.03)
+    assert bit_widths(model.graph, update.layers) == (2, 6, 2, 2)
+    stem = unpack_layers(model.graph, update.layers)["stem"]
+    assert np.array_equal(stem.codes.reshape(-1), few_large(2, 108, 3))
+    for name, layer in update.layers.items():
+        assert np.array_equal(layer.step, model.layers[name].step)
+
+
+def test_pruning_can_be_switched_off(make_model: Made) -> None:
+    model = make_model(bits=6)
+    assert bit_widths(model.graph, pruned_update(model, None).layers) == (6, 6, 6, 6)
+    assert bit_widths(model.graph, pruned_update(model, 0.0).layers) == (6, 6, 2, 2)
+
+
+def test_pruning_happens_once_after_the_last_epoch(make_model: Made, make_data: Made) -> None:
+    """The update holds what pruning makes of the engine's codes, which are themselves unpruned."""
+    model, engine = make_model(bits=8), make_engine("torch")
+    plan = replace(PLAN, prune_density=0.6)
+    update = run_local_round(engine, model.graph, assigned(model, plan), make_data(12))
+    trained = engine.layers()
+    assert {layer.bits for layer in trained.values()} == {8}
+    for name, layer in unpack_layers(model.graph, update.layers).items():
+        codes, bits = prune_msb(trained[name].codes, 8, 0.6)
+        assert layer.bits == bits
+        assert np.array_equal(layer.codes, codes)
+    assert min(bit_widths(model.graph, update.layers)) < 8
+
+
+def test_progress_hears_of_every_epoch_and_the_update_has_the_last_one(make_model: Made) -> None:
+    model, heard = make_model(), []
+    update = run_local_round(
+        Recorder(),
+        model.graph,
+        assigned(model, replace(PLAN, epochs=3), client=8, number=9),
+        indexed(9),
+        lambda epoch, result: heard.append((epoch, result)),
+    )
+    assert heard == [(epoch, EpochResult(8, 1.0 / (epoch + 1), 0.5)) for epoch in range(3)]
+    assert (update.round, update.client, update.samples) == (9, 8, 9)
+    assert (update.loss, update.accuracy) == (1.0 / 3, 0.5)
+
+
+def equal(left: Update, right: Update) -> bool:
+    return all(
+        np.array_equal(left.layers[name].planes, right.layers[name].planes) for name in left.layers
+    ) and all(np.array_equal(left.side[name], right.side[name]) for name in left.side)
+
+
+@pytest.mark.parametrize("update", ["paper", "rounded"])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_a_round_repeats_to_the_bit_and_its_key_matters(
+    make_model: Made, make_data: Made, update: Any, pad: int
+) -> None:
+    model, data = make_model(), make_data(21)
+    plan = replace(PLAN, update=update, pad=pad, flip=bool(pad), momentum_bits=8)
+
+    def run(**key: int) -> Update:
+        return run_local_round(make_engine("torch"), model.graph, assigned(model, plan, **key), data)
+
+    first = run()
+    assert equal(first, run())
+    assert (first.loss, first.accuracy) == (run().loss, run().accuracy)
+    for other in ({"seed": 1}, {"client": 1}, {"number": 2}):
+        assert not equal(first, run(**other))
+
+
+def test_a_round_learns(make_model: Made, make_data: Made) -> None:
+    model, losses = make_model(bits=8), []
+    plan = replace(PLAN, epochs=6, batch_size=8)
+    run_local_round(
+        make_engine("torch"),
+        model.graph,
+        assigned(model, plan),
+        make_data(96),
+        lambda _, result: losses.append(result.loss),
+    )
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_samples_are_an_error_that_names_the_client(make_model: Made, count: int) -> None:
+    model = make_model()
+    with pytest.raises(TrainingError, match=f"client 3 has {count} samples?; .* at least 2"):
+        run_local_round(Recorder(), model.graph, assigned(model, PLAN), indexed(count))
+
+
+def test_images_of_another_shape_are_an_error_that_names_both(make_model: Made) -> None:
+    model = make_model()
+    data = Dataset(np.zeros((4, 6, 5, 1), np.uint8), np.zeros(4, np.int64), ("a",))
+    with pytest.raises(TrainingError, match=r"client 3 has images of \(6, 5, 1\) .* takes \(6, 5, 3\)"):
+        run_local_round(Recorder(), model.graph, assigned(model, PLAN), data)
+
+
+def test_labels_beyond_the_models_classes_are_an_error(make_model: Made) -> None:
+    model = make_model()
+    data = Dataset(np.zeros((4, 6, 5, 3), np.uint8), np.array([0, 1, 3, 2]), ("a", "b", "c", "d"))
+    with pytest.raises(TrainingError, match="client 3 has label 3, the model's 3 classes end at 2"):
+        run_local_round(Recorder(), model.graph, assigned(model, PLAN), data)

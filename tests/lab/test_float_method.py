@@ -1,0 +1,330 @@
+"""The full-precision methods: FedAvg against a plain loop, the codecs, and that nothing is carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedmpq.edge_client.data import Dataset
+from fedmpq.edge_client.engine import TrainingError
+from fedmpq.edge_client.local_round import batches
+from fedmpq.lab.baselines import UpdateError, fedpaq
+from fedmpq.lab.baselines.float_method import (
+    FLOAT_SIMULATIONS,
+    FloatSimulation,
+    FloatUpdate,
+    send_exact,
+    send_fedpaq,
+    send_uveqfed,
+)
+from fedmpq.lab.experiment import Experiment, make_experiment
+from fedmpq.lab.initial import make_graph, seeded_module
+from fedmpq.lab.methods import Probe, make_method
+from fedmpq.model import zoo
+from fedmpq.model.graph import Graph
+from fedmpq.model.quantized import Side, Weights
+from fedmpq.model.randomness import Draws, Purpose
+from fedmpq.model.trace import initial_state
+from fedmpq.server.state import ClientRecord, GlobalModel
+
+CLASSES = ("a", "b", "c")
+CLIENTS = [ClientRecord(0, 2.0, 20), ClientRecord(1, 4.0, 12), ClientRecord(2, 8.0, 8)]
+
+
+class Network(nn.Module):
+    """Small, with what a graph does not hold: dropout, and a counter that training reads."""
+
+    gain = 1.0
+
+    def __init__(self, classes: int, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 4, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(4 * 25, classes)
+        self.register_buffer("calls", torch.zeros(()))
+        self.calls: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+            x = x + 0.1 * self.calls
+        x = torch.relu(self.bn(self.conv(x)))
+        logits: torch.Tensor = self.fc(self.drop(torch.flatten(x, 1)))
+        return logits * self.gain if self.training else logits
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(zoo._ZOO, "network", lambda classes, channels: Network(classes, channels))
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 3, 40)
+    images = random.integers(0, 150, (40, 5, 5, 1)) + 50 * labels[:, None, None, None]
+    return Dataset(images.astype(np.uint8), labels.astype(np.int64), CLASSES)
+
+
+PARTS = {0: np.arange(20), 1: np.arange(20, 32), 2: np.arange(32, 40)}
+
+
+def experiment(method: str = "fp32", **changes: object) -> Experiment:
+    settings = {"model": "network", "epochs": 2, "batch_size": 7, "budgets": [2, 4, 8]}
+    return make_experiment({"data": "digits", "method": method, **settings, **changes})
+
+
+def simulation(data: Dataset, method: str = "fp32", **changes: object) -> tuple[FloatSimulation, GlobalModel]:
+    made = experiment(method, **changes)
+    simulated = make_method(made, graph_of(data), len(CLASSES))
+    assert isinstance(simulated, FloatSimulation)
+    return simulated, simulated.start(CLIENTS)
+
+
+_graphs: dict[str, Graph] = {}
+
+
+def graph_of(data: Dataset) -> Graph:
+    """Traced once: it is the same for all float methods."""
+    if "network" not in _graphs:
+        _graphs["network"] = make_graph(experiment(), data)
+    return _graphs["network"]
+
+
+def updates_of(simulated: FloatSimulation, model: GlobalModel, data: Dataset) -> list[FloatUpdate]:
+    return [simulated.train(simulated.assign(model, c), data.subset(PARTS[c.client])) for c in model.clients]
+
+
+def assert_same(one: Weights | Side, other: Weights | Side) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.tobytes() == other[name].tobytes(), name
+
+
+# FedAvg
+
+
+def plain_sgd(model: GlobalModel, data: Dataset, client: int) -> tuple[Weights, Side, float]:
+    """The same local training in the plainest way, from a module of its own."""
+    made, graph = experiment(), graph_of(data)
+    module = seeded_module(made, len(CLASSES), 1)
+    tensors = {f"{name}.weight": torch.from_numpy(w.copy()) for name, w in model.weights.items()}
+    tensors |= {name: torch.from_numpy(t.copy()) for name, t in model.side.items()}
+    module.load_state_dict(tensors, strict=False)
+    draws, losses = Draws(made.seed, client, model.round + 1), []
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    with torch.random.fork_rng():
+        torch.manual_seed(
+            int(np.random.SeedSequence((made.seed, client, model.round + 1)).generate_state(1)[0])
+        )
+        module.train()
+        for epoch in range(2):
+            losses = []
+            for images, labels in batches(data.subset(PARTS[client]), made.plan(), draws, epoch, 0):
+                real = (images.astype(np.float32) - graph.input.zero_point) * np.float32(graph.input.scale)
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(
+                    module(torch.from_numpy(real).permute(0, 3, 1, 2)), torch.from_numpy(labels)
+                )
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                losses.append((loss.item(), len(labels)))
+    weights, side = initial_state(module, graph)
+    return weights, side, sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+
+
+def test_fp32_is_fedavg(data: Dataset) -> None:
+    simulated, model = simulation(data)
+    updates = updates_of(simulated, model, data)
+    expected = [plain_sgd(model, data, client) for client in range(3)]
+    for update, (weights, side, loss) in zip(updates, expected, strict=True):
+        assert_same(update.deltas, {name: weights[name] - model.weights[name] for name in weights})
+        assert_same(update.side, side)
+        assert update.loss == pytest.approx(loss)
+    merged = simulated.merge(model, updates)
+    assert merged.round == 1
+    for name, tensor in merged.weights.items():
+        mean = sum(
+            len(PARTS[n]) * weights[name].astype(np.float64) for n, (weights, _, _) in enumerate(expected)
+        )
+        assert tensor == pytest.approx(mean / 40, abs=1e-6)
+    for name, tensor in merged.side.items():
+        mean = sum(len(PARTS[n]) * side[name].astype(np.float64) for n, (_, side, _) in enumerate(expected))
+        assert tensor == pytest.approx(mean / 40, abs=1e-6)
+
+
+def test_the_budget_has_no_say_in_fp32(data: Dataset) -> None:
+    simulated, model = simulation(data)
+    rich = replace(model, clients=tuple(replace(c, budget=8.0) for c in model.clients))
+    one = simulated.merge(model, updates_of(simulated, model, data))
+    other = simulated.merge(rich, updates_of(simulated, rich, data))
+    assert_same(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("method", ["fp32", "fedpaq", "uveqfed"])
+def test_the_order_of_the_updates_does_not_matter(data: Dataset, method: str) -> None:
+    simulated, model = simulation(data, method)
+    updates = updates_of(simulated, model, data)
+    one, other = simulated.merge(model, updates), simulated.merge(model, reversed(updates))
+    assert_same(one.weights, other.weights)
+    assert_same(one.side, other.side)
+    assert one.clients == model.clients
+
+
+@pytest.mark.parametrize("method", ["fp32", "fedpaq", "uveqfed"])
+def test_a_task_depends_on_nothing_but_itself(data: Dataset, method: str) -> None:
+    """Not on the clients trained before it in the same process, nor on torch's generator."""
+    simulated, model = simulation(data, method)
+    first = updates_of(simulated, model, data)[2]
+    torch.manual_seed(1)
+    alone, _ = simulation(data, method)
+    again = alone.train(alone.assign(model, model.clients[2]), data.subset(PARTS[2]))
+    assert_same(first.deltas, again.deltas)
+    assert_same(first.side, again.side)
+    assert (first.loss, first.nbytes) == (again.loss, again.nbytes)
+
+
+def test_training_leaves_torchs_generator_as_it_was(data: Dataset) -> None:
+    simulated, model = simulation(data)
+    torch.manual_seed(5)
+    before = torch.rand(3)
+    torch.manual_seed(5)
+    simulated.train(simulated.assign(model, CLIENTS[0]), data.subset(PARTS[0]))
+    assert torch.equal(torch.rand(3), before)
+
+
+def test_rounds_seeds_and_clients_draw_their_own(data: Dataset) -> None:
+    simulated, model = simulation(data)
+    base = simulated.train(simulated.assign(model, CLIENTS[0]), data.subset(PARTS[0]))
+    later = simulated.train(simulated.assign(replace(model, round=1), CLIENTS[0]), data.subset(PARTS[0]))
+    other = simulated.train(simulated.assign(model, CLIENTS[1]), data.subset(PARTS[0]))
+    seeded, _ = simulation(data, seed=9)
+    sown = seeded.train(seeded.assign(model, CLIENTS[0]), data.subset(PARTS[0]))
+    assert len({update.deltas["fc"].tobytes() for update in (base, later, other, sown)}) == 4
+
+
+def test_the_model_on_the_devices_is_w(data: Dataset) -> None:
+    simulated, model = simulation(data)
+    (probe,) = simulated.probes(model)
+    assert probe.clients == ()
+    assert_same(probe.weights or {}, model.weights)
+    logits = simulated.logits(probe, data.images)
+    assert logits.shape == (40, 3)
+    module = seeded_module(experiment(), 3, 1).eval()
+    image = graph_of(data).input
+    real = (data.images.astype(np.float32) - image.zero_point) * np.float32(image.scale)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(real).permute(0, 3, 1, 2)).numpy()
+    assert logits == pytest.approx(expected, abs=1e-5)
+    # Evaluating between two trainings changes neither.
+    update = simulated.train(simulated.assign(model, CLIENTS[0]), data.subset(PARTS[0]))
+    assert_same(update.side, updates_of(simulated, model, data)[0].side)
+    assert simulated.logits(probe, data.images).tobytes() == logits.tobytes()
+
+
+# Codecs
+
+
+def change(seed: int = 0, shape: tuple[int, ...] = (8, 25)) -> np.ndarray:
+    return np.random.default_rng(seed).laplace(0, 0.01, shape).astype(np.float32)
+
+
+def test_fp32_sends_the_change_itself() -> None:
+    delta = change()
+    decoded, nbytes = send_exact(delta, 2.0, Draws(0, 1, 1), 0)
+    assert decoded.tobytes() == delta.tobytes()
+    assert nbytes == 4 * delta.size
+
+
+def test_fedpaq_sends_whole_bits_drawn_by_layer() -> None:
+    delta, draws = change(), Draws(0, 1, 1)
+    decoded, nbytes = send_fedpaq(delta, 4.0, draws, 3)
+    uniforms = draws.uniform(delta.size, Purpose.UPLOAD, layer=3)
+    assert decoded.tobytes() == fedpaq.decode(fedpaq.encode(delta, 4, uniforms)).tobytes()
+    assert nbytes == 4 + delta.size * 4 // 8
+    assert send_fedpaq(delta, 4.9, draws, 3)[0].tobytes() == decoded.tobytes()
+    assert send_fedpaq(delta, 4.0, draws, 2)[0].tobytes() != decoded.tobytes()
+
+
+def test_uveqfed_uses_a_fractional_budget_in_full() -> None:
+    delta, draws = change(shape=(40, 101)), Draws(0, 1, 1)
+    sizes = [send_uveqfed(delta, budget, draws, 0)[1] for budget in (2.0, 2.5, 3.0)]
+    assert sizes[0] < sizes[1] < sizes[2]
+    errors = [np.square(send_uveqfed(delta, b, draws, 0)[0] - delta).sum() for b in (2.0, 2.5, 3.0)]
+    assert errors[0] > errors[1] > errors[2]
+    # Tables and padding aside, the bits are what the budget says.
+    assert sizes[1] * 8 / delta.size == pytest.approx(2.5, abs=0.35)
+
+
+@pytest.mark.parametrize("method", ["fedpaq", "uveqfed"])
+def test_a_poor_client_uploads_less_and_side_tensors_whole(data: Dataset, method: str) -> None:
+    simulated, model = simulation(data, method)
+    updates = updates_of(simulated, model, data)
+    sizes = [update.nbytes for update in updates]
+    assert sizes[0] < sizes[1] < sizes[2]
+    exact, _ = simulation(data, "fp32")
+    for update, full in zip(updates, updates_of(exact, model, data), strict=True):
+        assert_same(update.side, full.side)
+        assert update.nbytes < full.nbytes
+    sent = simulated.assign(model, CLIENTS[0])
+    assert sent.nbytes == 4 * sum(t.size for t in (*model.weights.values(), *model.side.values()))
+
+
+def test_eight_bits_come_near_the_exact_change(data: Dataset) -> None:
+    exact = updates_of(*simulation(data, "fp32"), data)[2]
+    for method in ("fedpaq", "uveqfed"):
+        coarse = updates_of(*simulation(data, method), data)[2]
+        for name, delta in exact.deltas.items():
+            assert np.abs(coarse.deltas[name] - delta).max() <= np.abs(delta).max() / 40
+
+
+# Failures
+
+
+@pytest.mark.parametrize("method", sorted(FLOAT_SIMULATIONS))
+def test_a_loss_that_is_no_number_names_the_learning_rate(data: Dataset, method: str) -> None:
+    simulated, model = simulation(data, method, learning_rate=1e30)
+    with pytest.raises(TrainingError, match=r"lower the learning rate \(now 1e\+30\)"):
+        updates_of(simulated, model, data)
+
+
+@pytest.mark.parametrize("method", sorted(FLOAT_SIMULATIONS))
+def test_so_does_a_last_step_that_diverges(
+    data: Dataset, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch: the loss is still a number, and what it leads to is not."""
+    monkeypatch.setattr(Network, "gain", 1e6)
+    simulated, model = simulation(data, method, learning_rate=3e38, epochs=1, batch_size=64)
+    with pytest.raises(
+        TrainingError, match=r"not finite after training; lower the learning rate \(now 3e\+38\)"
+    ):
+        updates_of(simulated, model, data)
+
+
+def test_codecs_refuse_what_is_not_finite() -> None:
+    delta = change()
+    delta[0, 0] = np.inf
+    for send in (send_fedpaq, send_uveqfed):
+        with pytest.raises(UpdateError, match="NaN or an infinity"):
+            send(delta, 4.0, Draws(0, 1, 1), 0)
+
+
+def test_a_probe_without_weights_is_a_mistake(data: Dataset) -> None:
+    simulated, model = simulation(data)
+    with pytest.raises(AssertionError):
+        simulated.logits(Probe((), model.side), data.images)

@@ -1,0 +1,449 @@
+"""The simulator: one seed, one result; a run broken off in any way ends as an unbroken one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpq.edge_client.engine import TrainingError
+from fedmpq.lab import simulation
+from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
+from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
+from fedmpq.lab.methods import Probe, make_method, require_finite
+from fedmpq.lab.simulation import LOG_NAME, Prepared, Progress, RoundResult, prepare, read_log, reopen, run
+from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
+from fedmpq.model.exchange import TrainingPlan
+from fedmpq.model.quantized import average_bits
+from fedmpq.model.zoo import ModelError
+from fedmpq.server.recipe import ABLATIONS
+from fedmpq.server.state import ClientRecord, GlobalModel
+from tests.in_process import InProcessPool
+
+SMALL: dict[str, Any] = {
+    "data": "digits",
+    "model": "digits_cnn",
+    "train_limit": 80,
+    "test_limit": 40,
+    "budgets": [2, 4, 4, 8],
+    "participation": 0.75,
+    "rounds": 2,
+    "epochs": 1,
+    "batch_size": 8,
+}
+
+
+def small(**changes: object) -> Experiment:
+    return make_experiment({**SMALL, **changes})
+
+
+def silent(_: Progress) -> None:
+    pass
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "WorkerPool", InProcessPool)
+
+
+def finish(experiment: Experiment, folder: Path, workers: int = 1) -> list[RoundResult]:
+    return run(prepare(experiment), folder, workers, silent)
+
+
+def without_time(results: list[RoundResult]) -> list[RoundResult]:
+    return [replace(result, seconds=0.0) for result in results]
+
+
+def assert_same_model(one: GlobalModel, other: GlobalModel) -> None:
+    assert (one.round, one.bit_widths, one.clients) == (other.round, other.bit_widths, other.clients)
+    for mine, yours in ((one.weights, other.weights), (one.side, other.side)):
+        assert mine.keys() == yours.keys()
+        assert all(tensor.tobytes() == yours[name].tobytes() for name, tensor in mine.items())
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, side tensors and the codes of every device to the bit, and the same log but for the clock."""
+    mine, yours = load_checkpoint(one), load_checkpoint(other)
+    assert mine.experiment == yours.experiment
+    assert_same_model(mine.model, yours.model)
+    probes = [make_method(c.experiment, c.graph, len(c.class_names)).probes(c.model) for c in (mine, yours)]
+    for left, right in zip(*probes, strict=True):
+        assert left.clients == right.clients
+        for name, layer in (left.layers or {}).items():
+            assert right.layers is not None
+            assert layer.planes.tobytes() == right.layers[name].planes.tobytes()
+    assert without_time(read_log(one)) == without_time(read_log(other))
+
+
+def strict_lines(folder: Path) -> list[dict[str, Any]]:
+    """The log as any JSON reader takes it: one object a line, no NaN and no Infinity."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (folder / LOG_NAME).read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+# Real processes
+
+
+@pytest.fixture(scope="module")
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    finish(small(profile="best"), folder, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    finish(small(profile="best"), folder, workers=2)
+    return folder
+
+
+def test_the_number_of_workers_changes_nothing(one_worker: Path, two_workers: Path) -> None:
+    assert_same_run(one_worker, two_workers)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_nor_do_processes_and_the_order_in_which_they_finish(two_workers: Path, tmp_path: Path) -> None:
+    finish(small(profile="best"), tmp_path)
+    assert_same_run(two_workers, tmp_path)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_another_seed_changes_everything(two_workers: Path, tmp_path: Path) -> None:
+    finish(small(profile="best", seed=1), tmp_path)
+    one, other = load_checkpoint(two_workers).model, load_checkpoint(tmp_path).model
+    assert all(tensor.tobytes() != other.weights[name].tobytes() for name, tensor in one.weights.items())
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    """One worker that is going to be killed."""
+    prepared = prepare(small())
+    parts = (prepared.experiment, prepared.start.graph, prepared.train, prepared.test, prepared.parts)
+    with WorkerPool(*parts, 1) as pool:
+        yield pool
+
+
+def processes(pool: WorkerPool) -> list[int]:
+    return list(pool._pool._processes or {})
+
+
+def test_a_killed_worker_is_an_error_and_no_hang(pool: WorkerPool) -> None:
+    prepared = prepare(small())
+    method = make_method(prepared.experiment, prepared.start.graph, len(prepared.train.class_names))
+    assignments = [method.assign(prepared.start.model, client) for client in prepared.start.model.clients]
+    updates = pool.train(assignments)
+    assert next(updates).client in range(4)
+    (worker,) = processes(pool)
+    # Ctrl-C at a terminal goes to the whole group: the worker leaves it to its parent.
+    os.kill(worker, signal.SIGINT)
+    assert next(updates).client in range(4)
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"a worker process died.*--workers"):
+        list(updates)
+    # And so is every task after it.
+    with pytest.raises(WorkerError, match="a worker process died"):
+        list(pool.train(assignments))
+    with pytest.raises(WorkerError, match="a worker process died"):
+        pool.accuracies(method.probes(prepared.start.model))
+
+
+def test_an_error_in_a_worker_arrives_whole_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    """A loss that is no number, in a real process, in a run that was all right before."""
+    prepared = prepare(small(rounds=1))
+    wild = replace(prepared.experiment, learning_rate=1e20, lasso=0.0, epochs=3)
+    broken = replace(prepared, experiment=wild, start=replace(prepared.start, experiment=wild))
+    with pytest.raises(TrainingError, match=r"client \d, round 1: .*learning rate \(now 1e\+20\)"):
+        run(broken, tmp_path, 1, silent)
+    assert_same_model(load_checkpoint(tmp_path).model, prepared.start.model)
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """The model was there when the run began, and is gone where its workers look for it."""
+    prepared = prepare(small(method="fp32"))
+    gone = replace(prepared.experiment, model="no_such_module_at_all:build")
+    parts = (gone, prepared.start.graph, prepared.train, prepared.test, prepared.parts)
+    probe = Probe((), prepared.start.model.side, weights=prepared.start.model.weights)
+    with (
+        WorkerPool(*parts, 1) as pool,
+        pytest.raises(ModelError, match=r"no_such_module.*cannot be imported"),
+    ):
+        pool.accuracies([probe])
+
+
+def test_one_worker_a_core_that_may_be_used() -> None:
+    assert 1 <= default_workers() <= (os.cpu_count() or 1)
+
+
+# Broken off and resumed
+
+
+class Crash(Exception):
+    pass
+
+
+def broken_off(experiment: Experiment, folder: Path, after: int) -> None:
+    """A run that dies in the middle of the round after `after`."""
+
+    def listener(progress: Progress) -> None:
+        if progress.round == after + 1 and progress.done == 1:
+            raise Crash
+
+    with pytest.raises(Crash):
+        run(prepare(experiment), folder, 1, listener)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("settings", "breaks"),
+    [({}, (0, 1, 2)), ({"profile": "best"}, (1,)), ({"method": "fedpaq", "alpha": float("inf")}, (1,))],
+)
+def test_a_resumed_run_ends_where_an_unbroken_one_does(
+    tmp_path: Path, settings: dict[str, Any], breaks: tuple[int, ...]
+) -> None:
+    experiment = small(rounds=3, **settings)
+    whole = finish(experiment, tmp_path / "whole")
+    for after in breaks:
+        folder = tmp_path / f"broken{after}"
+        broken_off(experiment, folder, after)
+        assert load_checkpoint(folder).model.round == after
+        results = run(reopen(folder), folder, 1, silent)
+        assert_same_run(tmp_path / "whole", folder)
+        assert without_time(results) == without_time(whole)
+        assert [line["type"] for line in strict_lines(folder)] == ["experiment", "round", "round", "round"]
+
+
+@pytest.fixture
+def two_rounds(tmp_path: Path, in_process: None) -> Path:
+    finish(small(), tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        '{"type": "round", "rou',
+        '{"type": "round"',
+        "\x00\x00\x00",
+        "",
+    ],
+)
+def test_a_log_with_a_torn_last_line_is_mended(two_rounds: Path, tmp_path: Path, tail: str) -> None:
+    log = two_rounds / LOG_NAME
+    before = read_log(two_rounds)
+    log.write_text(log.read_text() + tail)
+    assert read_log(two_rounds) == before
+    run(reopen(two_rounds, 3), two_rounds, 1, silent)
+    finish(small(rounds=3), tmp_path / "whole")
+    assert_same_run(two_rounds, tmp_path / "whole")
+    assert len(strict_lines(two_rounds)) == 4
+
+
+def test_a_round_logged_but_not_checkpointed_runs_again(two_rounds: Path, tmp_path: Path) -> None:
+    """Killed between the two writes: the log is one round ahead."""
+    log = two_rounds / LOG_NAME
+    ahead = strict_lines(two_rounds)[-1] | {"round": 3, "accuracy": 0.123}
+    log.write_text(log.read_text() + json.dumps(ahead) + "\n")
+    results = run(reopen(two_rounds, 3), two_rounds, 1, silent)
+    assert results[-1].accuracy != 0.123
+    assert [line.get("round") for line in strict_lines(two_rounds)] == [None, 1, 2, 3]
+
+
+def test_a_log_that_lost_rounds_is_not_papered_over(two_rounds: Path) -> None:
+    log = two_rounds / LOG_NAME
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text(lines[0] + lines[2])
+    with pytest.raises(ExperimentError, match="lacks round 1"):
+        run(reopen(two_rounds), two_rounds, 1, silent)
+    log.write_text('{"type": "round", "round": 1}\n')
+    with pytest.raises(ExperimentError, match="line 1: not a line of this version's log"):
+        run(reopen(two_rounds), two_rounds, 1, silent)
+    log.unlink()
+    with pytest.raises(ExperimentError, match=f"no {LOG_NAME}"):
+        run(reopen(two_rounds), two_rounds, 1, silent)
+    # A new run in its place needs nothing of it.
+    log.write_text("rubbish\n[1, 2]\n")
+    assert len(finish(small(rounds=1), two_rounds)) == 1
+    assert len(strict_lines(two_rounds)) == 2
+
+
+def test_a_finished_run_can_go_on_but_not_back(two_rounds: Path) -> None:
+    before = (two_rounds / LOG_NAME).read_text()
+    assert len(run(reopen(two_rounds), two_rounds, 1, silent)) == 2
+    assert (two_rounds / LOG_NAME).read_text() == before
+    assert len(run(reopen(two_rounds, 3), two_rounds, 1, silent)) == 3
+    with pytest.raises(ExperimentError, match="has done 3 rounds; rounds = 2 is fewer"):
+        reopen(two_rounds, 2)
+
+
+def test_other_data_is_noticed_on_reopening(tmp_path: Path, in_process: None) -> None:
+    random = np.random.default_rng(0)
+    data = tmp_path / "data.npz"
+
+    def save(side: int = 8, images: int = 60, classes: int = 3) -> None:
+        labels = np.arange(images) % classes
+        pixels = random.integers(0, 255, (images, side, side, 1)).astype(np.uint8)
+        np.savez(data, x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
+
+    save()
+    experiment = small(data=str(data), rounds=1, alpha=float("inf"))
+    finish(experiment, tmp_path / "run")
+    assert reopen(tmp_path / "run").start.model.round == 1
+    for change in ({"side": 6}, {"images": 48}, {"classes": 5}):
+        save(**change)
+        with pytest.raises(ExperimentError, match=r"the data at .*data.npz is not what .* was started with"):
+            reopen(tmp_path / "run")
+
+
+# What a round does
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(
+            {"method": method, "profile": p}
+            for method in ("fedmpq", "aqfl", "fpq8")
+            for p in ("paper", "best")
+        ),
+        *({"method": method} for method in ("fp32", "fedpaq", "uveqfed")),
+        *({"ablation": name} for name in ABLATIONS if name != "all"),
+        {"step_rule": "least_error", "merge": "deltas", "deal": "uniform", "per_channel": True},
+        {"momentum_bits": 8, "pad": 1, "flip": True},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_every_method_runs(tmp_path: Path, settings: dict[str, Any]) -> None:
+    heard: list[Progress] = []
+    experiment = small(**settings)
+    prepared = prepare(experiment)
+    results = run(prepared, tmp_path, 1, heard.append)
+    assert [result.round for result in results] == [1, 2]
+    quantized = experiment.activation_bits is not None
+    for result in results:
+        check_result(result, prepared, quantized)
+    model = load_checkpoint(tmp_path).model
+    assert model.round == 2
+    assert any(model.weights[n].tobytes() != t.tobytes() for n, t in prepared.start.model.weights.items())
+    # 0 of 3, 1, 2, 3 of 3, and the result; twice.
+    assert [(p.round, p.done, p.result is not None) for p in heard] == [
+        (number, done, done == 3 and last)
+        for number in (1, 2)
+        for done, last in ((0, 0), (1, 0), (2, 0), (3, 0), (3, 1))
+    ]
+    first, *rounds = strict_lines(tmp_path)
+    assert make_experiment({k: v for k, v in first.items() if k != "type"}) == experiment
+    assert [line["accuracy"] for line in rounds] == [result.accuracy for result in results]
+
+
+def check_result(result: RoundResult, prepared: Prepared, quantized: bool) -> None:
+    sizes = prepared.start.graph.layer_sizes
+    side = sum(4 * tensor.size for tensor in prepared.start.model.side.values())
+    assert list(result.deployed) == (["2", "4", "8"] if quantized else [])
+    for share in (result.accuracy, result.mean_deployed, *result.deployed.values()):
+        # Means over clients of shares of 40 images.
+        assert 0 <= share <= 1
+        assert share * 160 == pytest.approx(round(share * 160))
+    assert len(result.clients) == 3
+    assert list(result.clients) == sorted(set(result.clients))
+    assert np.isfinite(result.loss)
+    assert result.loss > 0
+    assert len(result.bit_widths) == len(sizes)
+    assert result.seconds > 0
+    full = 3 * (4 * sum(sizes) + side)
+    if quantized:
+        assert 3 * side < result.bytes_up <= result.bytes_down < full
+        assert all(1 <= bits <= 8 for bits in result.bit_widths)
+        assert result.mean_deployed == pytest.approx(
+            (result.deployed["2"] + 2 * result.deployed["4"] + result.deployed["8"]) / 4
+        )
+    else:
+        assert result.bytes_down == full
+        assert result.bytes_up <= full
+        assert result.mean_deployed == result.accuracy
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_is_sent_fits_the_budgets(tmp_path: Path) -> None:
+    """Planes and steps of a round, counted in bytes."""
+    prepared = prepare(small(participation=1.0, rounds=1))
+    (result,) = run(prepared, tmp_path, 1, silent)
+    sizes = prepared.start.graph.layer_sizes
+    side = sum(4 * tensor.size for tensor in prepared.start.model.side.values())
+    steps, padding = 4 * len(sizes), 8 * len(sizes)
+    bits = sum(prepared.experiment.budgets) * sum(sizes)
+    spent = result.bytes_down - 4 * (side + steps)
+    assert bits / 8 - 4 * max(sizes) / 8 < spent <= bits / 8 + 4 * padding
+
+
+@pytest.mark.usefixtures("in_process")
+def test_fpq8_ignores_the_budgets_on_the_wire(tmp_path: Path) -> None:
+    prepared = prepare(small(method="fpq8", rounds=1))
+    (result,) = run(prepared, tmp_path, 1, silent)
+    assert result.bit_widths == (8,) * len(prepared.start.graph.layers)
+    assert result.bytes_up == result.bytes_down > 3 * sum(prepared.start.graph.layer_sizes)
+
+
+def test_devices_of_one_budget_are_averaged_and_others_run_w() -> None:
+    clients = [ClientRecord(n, budget, 5) for n, budget in enumerate((2.0, 4.0, 4.0, 2.5))]
+    probes = [Probe((), {}), Probe((1,), {}), Probe((0, 2), {})]
+    by_budget, mean = simulation._deployed(probes, [0.9, 0.5, 0.3], clients)
+    assert by_budget == pytest.approx({"2": 0.3, "2.5": 0.9, "4": 0.4})
+    assert mean == pytest.approx((0.3 + 0.5 + 0.3 + 0.9) / 4)
+
+
+def test_each_assignment_is_evaluated_once() -> None:
+    prepared = prepare(small(method="aqfl"))
+    method = make_method(prepared.experiment, prepared.start.graph, 10)
+    probes = method.probes(prepared.start.model)
+    assert [probe.clients for probe in probes] == [(), (0,), (1, 2), (3,)]
+    assert probes[0].weights is prepared.start.model.weights
+    assert all(probe.layers is not None for probe in probes[1:])
+
+
+def test_clients_share_the_data_and_all_of_it() -> None:
+    prepared = prepare(small())
+    everyone = np.concatenate(prepared.parts)
+    assert sorted(everyone) == list(range(80))
+    assert [client.samples for client in prepared.start.model.clients] == [
+        len(part) for part in prepared.parts
+    ]
+    assert [client.budget for client in prepared.start.model.clients] == SMALL["budgets"]
+    assert average_bits(prepared.start.model.bit_widths, prepared.start.graph.layer_sizes) >= 1
+
+
+def test_too_many_clients_for_the_data_is_said() -> None:
+    with pytest.raises(ExperimentError, match="100 clients"):
+        prepare(small(budgets=[4] * 100))
+
+
+def test_a_tensor_that_is_not_finite_names_the_learning_rate() -> None:
+    require_finite({"bn.weight": np.ones(3, np.float32)}, TrainingPlan())
+    with pytest.raises(TrainingError, match=r"bn.weight is not finite .* learning rate \(now 0.1\)"):
+        require_finite({"bn.weight": np.array([1, np.inf], np.float32)}, TrainingPlan())
+
+
+def test_a_checkpoint_is_there_before_the_first_round(tmp_path: Path) -> None:
+    class Stopped:
+        def __init__(self, *_: object) -> None:
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "WorkerPool", Stopped)
+        with pytest.raises(Crash):
+            finish(small(), tmp_path / "run")
+    assert (tmp_path / "run" / FILE_NAME).exists()
+    assert reopen(tmp_path / "run").start.model.round == 0
