@@ -13,7 +13,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## a small federation on this machine, two methods side by side
-	@$(BIN)/python -m fedmpq.lab.demo
+	@$(BIN)/fedmpq simulate --data digits --model digits_cnn --rounds 25 --epochs 4 --batch-size 16 \
+		--compare fedmpq,aqfl --out runs/demo --overwrite
 
 test: lint ## lint, then every test
 	@$(BIN)/pytest -n 2 -q
@@ -23,8 +24,8 @@ lint: .venv/installed build/typed ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@MYPYPATH=build/typed $(BIN)/mypy -p fedmpq -p bench -p tests -m setup
 
-bench: .venv/installed ## the kernels against memcpy and NumPy
-	@$(BIN)/python -m bench.planes
+bench: .venv/installed ## the native engine against torch, the kernels against NumPy; writes docs/performance.md
+	@$(BIN)/python -m bench.performance
 
 clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist *.egg-info kernels/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

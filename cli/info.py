@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 from importlib.metadata import version
+from typing import Any
 
 from fedmpq import kernels
 from fedmpq.edge_client.engine import EngineError, engine_names, make_engine
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    facts = {
+    facts: dict[str, Any] = {
         "fedmpq": version("fedmpq"),
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -27,9 +28,10 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts))
         return 0
-    for name, fact in facts.items():
-        for key, value in fact.items() if isinstance(fact, dict) else ((name, fact),):
-            print(f"{name if key == name else f'engine {key}':<14} {value}")
+    engines = {f"engine {name}": state for name, state in facts.pop("engines").items()}
+    rows = facts | engines
+    for name, fact in rows.items():
+        print(f"{name:<{max(map(len, rows))}}  {fact}")
     return 0
 
 

@@ -6,8 +6,8 @@ between steps. Engines agree to the bit on integer accumulators and on the code 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
 
@@ -56,20 +56,42 @@ class Engine(Protocol):
         """The side tensors as they are now."""
 
 
-_ENGINES = {"torch": ("fedmpq.edge_client.torch_engine", "TorchEngine", 'pip install "fedmpq[lab]"')}
+@dataclass(frozen=True)
+class _Entry:
+    module: str
+    attribute: str
+    install: str
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+
+_LAB, _EDGE = (f'pip install "fedmpq[{extra}]"' for extra in ("lab", "edge"))
+_ENGINES = {
+    "native": _Entry("fedmpq.edge_client.native_engine", "NativeEngine", _EDGE),
+    "native-float-errors": _Entry(
+        "fedmpq.edge_client.native_engine", "NativeEngine", _EDGE, {"float_errors": True}
+    ),
+    "torch": _Entry("fedmpq.edge_client.torch_engine", "TorchEngine", _LAB),
+}
+DEFAULT_ENGINE = "native"
 
 
 def engine_names() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
-def make_engine(name: str) -> Engine:
-    """The engine of that name; one that cannot be loaded is an error, never another engine instead."""
+def make_engine(name: str, threads: int | None = None) -> Engine:
+    """The engine of that name on so many threads (all cores by default).
+
+    One that cannot be loaded is an error, never another engine instead.
+    """
     if name not in _ENGINES:
         raise EngineError(f"there is no engine {name!r}; this version has: {', '.join(_ENGINES)}")
-    module, attribute, install = _ENGINES[name]
+    entry = _ENGINES[name]
     try:
-        engine: Engine = getattr(import_module(module), attribute)()
+        factory = getattr(import_module(entry.module), entry.attribute)
     except ImportError as error:
-        raise EngineError(f"engine {name!r} cannot be loaded ({error}); install it: {install}") from error
+        raise EngineError(
+            f"engine {name!r} cannot be loaded ({error}); install it: {entry.install}"
+        ) from error
+    engine: Engine = factory(threads=threads, **entry.options)
     return engine

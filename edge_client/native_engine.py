@@ -1,12 +1,13 @@
 """The `native` engine: integer training in C++, no torch.
 
-Forward, an image batch of codes runs through the units of the graph (native_plan); what is kept is codes, 4-bit ones
-packed in pairs. Backward, accumulators are computed again instead of kept; errors are bfloat16 between units and int8 with
-stochastic rounding inside products, so that all three products of a layer are integer ones. A layer's codes are updated as
-soon as its gradient is known.
+Forward, an image batch of codes runs through the units of the graph (native_plan); what is kept is codes,
+4-bit ones packed in pairs. Backward, accumulators are computed again instead of kept; errors are bfloat16
+between units and int8 with stochastic rounding inside products, so that all three products of a layer are
+integer ones. A layer's codes are updated as soon as its gradient is known.
 
-The same seed gives the same codes to the bit on every instruction set, machine and number of threads: sums are integers or
-have a fixed order, and what is done in NumPy here are single IEEE operations on a number per channel.
+The same seed gives the same codes to the bit on every instruction set, machine and number of threads: sums
+are integers or have a fixed order, and what is done in NumPy here are single IEEE operations on a number per
+channel.
 """
 
 from __future__ import annotations
@@ -21,9 +22,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.edge_client import float_errors as floats
 from fedmpq.edge_client import update
-from fedmpq.edge_client.engine import Batch, EpochResult, TrainingError
-from fedmpq.edge_client.native_plan import MoveUnit, ProductUnit, Quantizer, SumUnit, kept_for_backward, units_of
+from fedmpq.edge_client.arena import Arena
+from fedmpq.edge_client.engine import Batch, EngineError, EpochResult, TrainingError
+from fedmpq.edge_client.native_plan import (
+    MoveUnit,
+    ProductUnit,
+    Quantizer,
+    SumUnit,
+    kept_for_backward,
+    units_of,
+)
 from fedmpq.kernels import training as native
 from fedmpq.kernels.training import Conv, Counter, MomentumBuffer, Rescale, StoredCodes
 from fedmpq.model.activations import MIN_CLIP, CodeFormat
@@ -35,11 +45,12 @@ from fedmpq.model.randomness import Draws, Purpose
 
 Vector = NDArray[np.float32]
 Errors = NDArray[np.uint16]
+_LEAST_NORMAL = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A batch of codes between units; `shape` is (channels, height, width), stored height, width, channels."""
+    """A batch of codes between units; `shape` is (channels, height, width), channels are stored last."""
 
     codes: StoredCodes
     form: CodeFormat
@@ -92,10 +103,18 @@ class _Step:
 
 
 class NativeEngine:
-    """Trains with the C++ kernels; see `Engine`. `threads` share the images of a batch."""
+    """Trains with the C++ kernels; see `Engine`. `threads` share the images of a batch.
 
-    def __init__(self, threads: int | None = None) -> None:
+    `float_errors` leaves errors as they are instead of rounding them to 8 bits, to measure what that costs.
+    It is slow, and its codes are not the same to the bit on every machine (module `float_errors`).
+    """
+
+    def __init__(self, threads: int | None = None, float_errors: bool = False) -> None:
+        if threads is not None and threads < 1:
+            raise EngineError(f"threads = {threads}: the native engine needs at least one")
         self.threads = min(threads or _cores(), native.MAX_THREADS)
+        self._float_errors = float_errors
+        self._arena = Arena()
 
     def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
         check_state(graph, layers, side)
@@ -116,29 +135,57 @@ class NativeEngine:
             _refresh_lasso(layer, strength)
         samples, loss_sum, right_sum = 0, 0.0, 0
         for images, labels in batches:
-            loss, right = self._train_step(images, labels)
+            self._check_batch(images, labels)
+            # What overflows float32 is found and named where it happens.
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                loss, right = self._train_step(images, labels)
             samples += len(labels)
             loss_sum += loss * len(labels)
             right_sum += right
         return EpochResult(samples, loss_sum / max(1, samples), right_sum / max(1, samples))
 
     def layers(self) -> Layers:
-        return {name: replace(layer.quantized, codes=layer.quantized.codes.copy()) for name, layer in self._layers.items()}
+        return {
+            name: replace(layer.quantized, codes=layer.quantized.codes.copy())
+            for name, layer in self._layers.items()
+        }
 
     def side(self) -> Side:
         return {name: tensor.copy() for name, tensor in self._side.items()}
 
+    def _check_batch(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
+        """Nothing that a kernel could stumble over may reach one."""
+        channels, height, width = self._graph.input.shape
+        expected, classes = (height, width, channels), self._graph.shapes[self._graph.output][0]
+        if images.dtype != np.uint8 or images.shape[1:] != expected or not len(images):
+            raise TrainingError(
+                f"a batch of images is {images.dtype} of shape {images.shape}, the model takes uint8 of"
+                f" (images, {height}, {width}, {channels}) and at least one image"
+            )
+        if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+            raise TrainingError(
+                f"the labels of {len(images)} images are {labels.dtype} of shape {labels.shape};"
+                " they must be int64, one each"
+            )
+        if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise TrainingError(
+                f"labels run from {labels.min()} to {labels.max()}, the model's classes end at {classes - 1};"
+                " number the labels as the model's classes are"
+            )
+
     def _train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
+        self._arena.begin_step()
         image = self._graph.input
         codes = StoredCodes(np.ascontiguousarray(images).reshape(-1), False, image.zero_point)
         form = CodeFormat.image(image.scale, image.zero_point)
-        step = _Step(self._step_number, {INPUT: Tensor(codes, form, len(images), image.shape)})
+        step = _Step(self._step_number, {INPUT: Tensor(codes, form, len(images), _three(image.shape))})
         loss, right = 0.0, 0
         for unit in self._units:
-            if isinstance(unit, ProductUnit) and unit.quantizer is None:
-                loss, right = self._logits(unit, step, labels)
-            elif isinstance(unit, ProductUnit):
-                step.values[unit.output] = self._product(unit, unit.quantizer, step)
+            if isinstance(unit, ProductUnit):
+                if unit.quantizer is None:
+                    loss, right = self._logits(unit, step, labels)
+                else:
+                    step.values[unit.output] = self._product(unit, unit.quantizer, step)
             elif isinstance(unit, SumUnit):
                 step.values[unit.output] = self._sum(unit, step)
             else:
@@ -160,34 +207,45 @@ class NativeEngine:
     def _product(self, unit: ProductUnit, quantizer: Quantizer, step: _Step) -> Tensor:
         source, layer = step.values[unit.source], self._layers[unit.node.name]
         conv = self._conv_of(unit, source)
-        acc = np.empty(conv.images * conv.outputs, np.int32)
+        acc = self._arena.take(conv.images * conv.outputs, np.int32)
         weights, wanted = layer.quantized.integer_weights(), unit.norm is not None
         sums = native.conv_forward(conv, source.codes, weights, self.threads, acc, statistics=wanted)
         target = self._format(quantizer)
         forward = self._normalized(unit, conv, sums, source.form, layer, target)
+        rescale = forward.rescale
+        for vector in (rescale.scale, rescale.shift):
+            self._require_finite(f"the scale of layer {unit.node.name!r}", vector)
         channels, height, width = conv.out_channels, conv.out_height, conv.out_width
         out = self._new_codes(conv.images, conv.outputs, target)
-        native.requantize(
-            acc, conv.images, conv.pixels, channels, forward.rescale, out.pairs, self.threads, out.data
-        )
+        native.requantize(acc, conv.images, conv.pixels, channels, rescale, out.pairs, self.threads, out.data)
         step.forwards[unit.output] = forward
         return Tensor(out, target, conv.images, (channels, height, width))
 
     def _normalized(
-        self, unit: ProductUnit, conv: Conv, sums: NDArray[np.float64], form: CodeFormat, layer: _Layer, target: CodeFormat
+        self,
+        unit: ProductUnit,
+        conv: Conv,
+        sums: NDArray[np.float64],
+        form: CodeFormat,
+        layer: _Layer,
+        target: CodeFormat,
     ) -> _Forward:
-        """BatchNorm by the batch's statistics, folded with the rounding into one affine map of the accumulator.
+        """BatchNorm by the batch's statistics and the rounding, as one affine map of the accumulator.
 
-        With `s` the accumulator's scale: normalized value `(acc - mean) * s * r`, `r = 1/sqrt(s^2 var + eps)`, and
-        `t = (gamma * normalized + beta) / target scale`.
+        With `s` the accumulator's scale: normalized value `(acc - mean) * s * r`,
+        `r = 1/sqrt(s^2 var + eps)`, and `t = (gamma * normalized + beta) / target scale`.
         """
         weight_scale = layer.scale.astype(np.float64)
         scale = weight_scale * float(form.scale)
-        offset = self._side[f"{unit.node.name}.bias"].astype(np.float64) if unit.op.bias else np.zeros(len(scale))
+        offset = (
+            self._side[f"{unit.node.name}.bias"].astype(np.float64) if unit.op.bias else np.zeros(len(scale))
+        )
         if unit.norm is None:
             t_scale, t_shift = scale / float(target.scale), offset / float(target.scale)
             flat = np.zeros(len(scale), np.float32)
-            return _Forward(conv, _rescale(t_scale, t_shift, target), flat, flat, weight_scale.astype(np.float32))
+            return _Forward(
+                conv, _rescale(t_scale, t_shift, target), flat, flat, weight_scale.astype(np.float32)
+            )
         assert isinstance(unit.norm.op, BatchNorm)
         count = conv.images * conv.pixels
         mean = sums[0] / count
@@ -197,7 +255,9 @@ class NativeEngine:
         beta = self._side[f"{unit.norm.name}.bias"].astype(np.float64)
         inverse = 1.0 / np.sqrt(variance + unit.norm.op.eps)
         norm, bias = scale * inverse, -mean * scale * inverse
-        rescale = _rescale(gamma * norm / float(target.scale), (gamma * bias + beta) / float(target.scale), target)
+        rescale = _rescale(
+            gamma * norm / float(target.scale), (gamma * bias + beta) / float(target.scale), target
+        )
         gain = (gamma * inverse * weight_scale).astype(np.float32)
         return _Forward(conv, rescale, norm.astype(np.float32), bias.astype(np.float32), gain)
 
@@ -213,10 +273,11 @@ class NativeEngine:
     def _product_backward(self, unit: ProductUnit, quantizer: Quantizer, step: _Step) -> None:
         forward, error = step.forwards.pop(unit.output), step.errors.pop(unit.output)
         conv, source, layer = forward.conv, step.values[unit.source], self._layers[unit.node.name]
-        acc = np.empty(conv.images * conv.outputs, np.int32)
+        acc = self._arena.take(conv.images * conv.outputs, np.int32)
         maps = forward.rescale, forward.norm, forward.bias
         weights = layer.quantized.integer_weights()
         sums = native.conv_backward_sums(conv, source.codes, weights, error, *maps, self.threads, acc)
+        self._require_finite(f"the error of layer {unit.node.name!r}", sums)
         self._update_clip(quantizer, math.fsum(sums[2]), math.fsum(sums[3]))
         mean_g, mean_gx = np.zeros((2, conv.out_channels), np.float32)
         if unit.norm is not None:
@@ -226,10 +287,27 @@ class NativeEngine:
             self._update_side(f"{unit.norm.name}.bias", sums[0].astype(np.float32))
         if unit.op.bias:
             # A bias in front of BatchNorm changes nothing, so its gradient is zero.
-            gradient = sums[0].astype(np.float32) if unit.norm is None else np.zeros(conv.out_channels, np.float32)
+            gradient = (
+                sums[0].astype(np.float32) if unit.norm is None else np.zeros(conv.out_channels, np.float32)
+            )
             self._update_side(f"{unit.node.name}.bias", gradient)
-        greatest = native.backward_error(acc, error, conv.images, conv.pixels, conv.out_channels, *maps, forward.gain, mean_g, mean_gx, self.threads)
+        greatest = native.backward_error(
+            acc,
+            error,
+            conv.images,
+            conv.pixels,
+            conv.out_channels,
+            *maps,
+            forward.gain,
+            mean_g,
+            mean_gx,
+            self.threads,
+        )
         del acc
+        self._require_finite(f"the error of layer {unit.node.name!r}", greatest)
+        if self._float_errors:
+            self._learn_in_floats(unit, conv, error, step)
+            return
         rounded, scale = self._rounded(unit, conv, error, greatest, step)
         del error
         self._learn(unit, conv, rounded, scale, step)
@@ -238,20 +316,27 @@ class NativeEngine:
         """The last layer, the loss, and the layer's own backward pass."""
         source, layer = step.values[unit.source], self._layers[unit.node.name]
         conv = self._conv_of(unit, source)
-        acc = np.empty(conv.images * conv.outputs, np.int32)
+        acc = self._arena.take(conv.images * conv.outputs, np.int32)
         native.conv_forward(conv, source.codes, layer.quantized.integer_weights(), self.threads, acc)
         classes = conv.out_channels
         bias = self._side[f"{unit.node.name}.bias"] if unit.op.bias else np.zeros(classes, np.float32)
         scale = layer.scale * source.form.scale
-        loss, right, gradient = native.softmax_loss(acc, conv.images, classes, scale, bias, labels)
+        self._require_finite(f"the scale of layer {unit.node.name!r}", scale)
+        loss, right, gradient = native.softmax_loss(
+            acc, conv.images, classes, scale, bias, np.ascontiguousarray(labels)
+        )
         del acc
         if not math.isfinite(loss):
             raise self._diverged(f"the loss is {loss}")
         if unit.op.bias:
             self._update_side(f"{unit.node.name}.bias", reduce(np.add, gradient))
-        error = np.empty((gradient.size,), np.uint16)
+        error = self._arena.take((gradient.size,), np.uint16)
         greatest = native.halve_errors(gradient, layer.scale, error)
-        self._learn(unit, conv, *self._rounded(unit, conv, error, greatest, step), step)
+        self._require_finite(f"the error of layer {unit.node.name!r}", greatest)
+        if self._float_errors:
+            self._learn_in_floats(unit, conv, error, step)
+        else:
+            self._learn(unit, conv, *self._rounded(unit, conv, error, greatest, step), step)
         return loss, right
 
     def _rounded(
@@ -261,11 +346,10 @@ class NativeEngine:
 
         They come in units of the integer weights, `e * s_w`: per-channel steps need no more than one scale.
         """
-        if not math.isfinite(greatest):
-            raise self._diverged(f"the error of layer {unit.node.name!r} is not finite")
         scale = np.float32(greatest) / np.float32(127)
-        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
-        rounded = np.empty(conv.images * conv.outputs, np.int8)
+        # Errors so small that the scale is denormal would have an infinite inverse; they count as nothing.
+        inverse = np.float32(1) / scale if scale >= _LEAST_NORMAL else np.float32(0)
+        rounded = self._arena.take(conv.images * conv.outputs, np.int8)
         native.quantize_error(
             error,
             conv.images,
@@ -287,13 +371,32 @@ class NativeEngine:
         if unit.source != INPUT:
             known = unit.source in step.errors
             if not known:
-                step.errors[unit.source] = np.empty((conv.images * conv.inputs,), np.uint16)
+                step.errors[unit.source] = self._arena.take((conv.images * conv.inputs,), np.uint16)
             native.conv_backward_input(
                 conv, rounded, weights, float(scale), known, self.threads, step.errors[unit.source]
             )
         gradient = np.empty(weights.size, np.float32)
         scales = np.asarray(scale * source.form.scale / layer.scale, dtype=np.float32)
         native.conv_backward_weights(conv, source.codes, rounded, scales, self.threads, gradient)
+        self._update_codes(unit, gradient, step)
+
+    def _learn_in_floats(self, unit: ProductUnit, conv: Conv, error: Errors, step: _Step) -> None:
+        """The same from errors as they are, in units of the integer weights."""
+        source, layer = step.values[unit.source], self._layers[unit.node.name]
+        errors, weights = floats.widened(error), layer.quantized.integer_weights().astype(np.float32)
+        if unit.source != INPUT:
+            passed = floats.input_gradient(conv, weights, errors).reshape(-1)
+            if unit.source in step.errors:
+                passed = passed + floats.widened(step.errors[unit.source])
+            step.errors[unit.source] = floats.halved(passed)
+        codes = _unpaired(source).astype(np.float32) - np.float32(source.codes.zero)
+        images = codes.reshape(conv.images, conv.height, conv.width, conv.channels)
+        gradient = floats.weight_gradient(conv, images, errors).reshape(conv.out_channels, -1)
+        gradient *= (source.form.scale / layer.scale)[:, None]
+        self._update_codes(unit, gradient.reshape(-1), step)
+
+    def _update_codes(self, unit: ProductUnit, gradient: Vector, step: _Step) -> None:
+        layer = self._layers[unit.node.name]
         finite = native.update_codes(
             layer.quantized.codes.reshape(-1),
             gradient,
@@ -314,7 +417,6 @@ class NativeEngine:
         return Counter(self._draws.seed, self._draws.client, self._draws.round, unit.index, step.number)
 
     def _conv_of(self, unit: ProductUnit, source: Tensor) -> Conv:
-        channels, height, width = source.shape
         op = unit.op
         if not isinstance(op, Conv2d):
             return _window(source, (1, 1), (1, 1), (0, 0), out_channels=op.out_features)
@@ -330,8 +432,10 @@ class NativeEngine:
             right = step.values[unit.sources[1]]
             right_scale = float(right.form.scale)
         target = self._format(unit.quantizer)
+        widest = np.float32(max(float(left.form.scale), right_scale)) / target.scale
+        self._require_finite(f"the scale of {unit.output!r}", float(widest))
         out = self._new_codes(left.images, left.elements, target)
-        states = np.empty((left.images * -(-left.elements // 4),), np.uint8)
+        states = self._arena.take((left.images * -(-left.elements // 4),), np.uint8)
         native.add(
             left.codes,
             float(left.form.scale),
@@ -357,7 +461,7 @@ class NativeEngine:
         del states
         self._update_clip(unit.quantizer, above, below)
         if len(unit.sources) == 2:
-            twin = np.empty(error.shape, np.uint16)
+            twin = self._arena.take(error.shape, np.uint16)
             np.copyto(twin, error)
             self._deliver(unit.sources[1], twin, step)
         self._deliver(unit.sources[0], error, step)
@@ -376,7 +480,9 @@ class NativeEngine:
         out = self._new_codes(pool.images, pool.outputs, target)
         window = np.float32(pool.kernel_h * pool.kernel_w)
         multiplier = np.float32(source.form.scale / (target.scale * window))
-        native.average_pool(pool, source.codes, float(multiplier), target.low, target.high, self.threads, out.data)
+        native.average_pool(
+            pool, source.codes, float(multiplier), target.low, target.high, self.threads, out.data
+        )
         return Tensor(out, target, pool.images, shape)
 
     def _move_backward(self, unit: MoveUnit, step: _Step) -> None:
@@ -389,7 +495,7 @@ class NativeEngine:
             return
         source = step.values.get(name)
         pool = self._pool_of(unit.op, source or self._described(name, images))
-        out = np.empty((pool.images * pool.inputs,), np.uint16)
+        out = self._arena.take((pool.images * pool.inputs,), np.uint16)
         if isinstance(unit.op, MaxPool):
             assert source is not None
             native.max_pool_backward(pool, source.codes, error, self.threads, out)
@@ -400,7 +506,7 @@ class NativeEngine:
     def _flatten(self, source: Tensor) -> Tensor:
         """Channels, then rows, then columns: a new order unless there is one pixel."""
         channels, height, width = source.shape
-        out = np.empty(source.codes.data.shape, np.uint8)
+        out = self._arena.take(source.codes.data.shape, np.uint8)
         if height * width == 1:
             np.copyto(out, source.codes.data)
         else:
@@ -413,7 +519,7 @@ class NativeEngine:
         if len(shape) == 1:
             return error
         turned = error.reshape(images, *shape).transpose(0, 2, 3, 1)
-        out = np.empty(error.shape, np.uint16)
+        out = self._arena.take(error.shape, np.uint16)
         np.copyto(out.reshape(turned.shape), turned)
         return out
 
@@ -440,7 +546,7 @@ class NativeEngine:
 
     def _new_codes(self, images: int, elements: int, form: CodeFormat) -> StoredCodes:
         pairs = form.high - form.low <= 15
-        data = np.empty((StoredCodes.nbytes(images, elements, pairs),), np.uint8)
+        data = self._arena.take((StoredCodes.nbytes(images, elements, pairs),), np.uint8)
         return StoredCodes(data, pairs, -form.low)
 
     def _format(self, quantizer: Quantizer) -> CodeFormat:
@@ -471,18 +577,28 @@ class NativeEngine:
             held = self._side_momentum.get(name)
             direction = direction if held is None else held * np.float32(self._plan.momentum) + direction
             self._side_momentum[name] = direction
-        if not np.isfinite(direction).all():
-            raise self._diverged(f"the gradient of {name!r} is not finite")
+        self._require_finite(f"the gradient of {name!r}", direction)
         tensor -= np.float32(self._plan.learning_rate) * direction
+        self._require_finite(f"the side tensor {name!r}", tensor)
+
+    def _require_finite(self, what: str, values: NDArray[np.floating[Any]] | float) -> None:
+        if not np.isfinite(values).all():
+            raise self._diverged(f"{what} is not finite")
 
     def _diverged(self, what: str) -> TrainingError:
         rate = self._plan.learning_rate
-        return TrainingError(f"{what} in training step {self._step_number}; lower the learning rate (now {rate})")
+        return TrainingError(
+            f"{what} in training step {self._step_number}; lower the learning rate (now {rate})"
+        )
 
 
 def _trained(layer: QuantizedLayer, plan: TrainingPlan) -> _Layer:
     step = layer.step.reshape(-1)
-    rate = np.float32(plan.learning_rate) * step if plan.update == "paper" else np.float32(plan.code_learning_rate) / step
+    rate = (
+        np.float32(plan.learning_rate) * step
+        if plan.update == "paper"
+        else np.float32(plan.code_learning_rate) / step
+    )
     bits = plan.momentum_bits if plan.momentum else 0
     own = replace(layer, codes=np.array(layer.codes, order="C"))
     return _Layer(own, MomentumBuffer.zeros(layer.codes.size, bits), np.asarray(rate, dtype=np.float32))

@@ -1,7 +1,7 @@
 """How the native engine walks a graph: nodes that compute in one go are one unit.
 
-A layer, the BatchNorm behind it, the ReLU and the quantization are one unit; so are an addition and its quantization. What
-is real-valued lives only inside a unit; between units there are codes.
+A layer, the BatchNorm behind it, the ReLU and the quantization are one unit; so are an addition and its
+quantization. What is real-valued lives only inside a unit; between units there are codes.
 """
 
 from __future__ import annotations
@@ -110,13 +110,17 @@ def units_of(graph: Graph) -> tuple[Unit, ...]:
 
 def _product(graph: Graph, node: Node, op: Conv2d | Linear, index: int) -> ProductUnit:
     if isinstance(op, Conv2d) and op.kernel[0] * op.kernel[1] > MAX_TAPS:
-        raise GraphError(f"node {node.name!r} has a kernel of {op.kernel}; the native engine takes {MAX_TAPS} taps")
+        raise GraphError(
+            f"node {node.name!r} has a kernel of {op.kernel}; the native engine takes {MAX_TAPS} taps"
+        )
     readers = [graph.by_name[name] for name in graph.consumers[node.name]]
     norm = readers[0] if readers and isinstance(readers[0].op, BatchNorm) else None
     last = norm or node
     quantizer = None if last.name == graph.output else _the_quantizer(graph, last)
     if quantizer is None and norm is not None:
-        raise GraphError(f"the logits come out of BatchNorm {norm.name!r}; the native engine needs a linear layer last")
+        raise GraphError(
+            f"the logits come out of BatchNorm {norm.name!r}; the native engine needs a linear layer last"
+        )
     return ProductUnit(node, op, index, norm, quantizer, node.inputs[0])
 
 
@@ -129,18 +133,20 @@ def _the_quantizer(graph: Graph, node: Node) -> Quantizer:
             found.append(Quantizer(reader.name, reader.op, maximum))
         elif isinstance(reader.op, Relu):
             behind = (graph.by_name[name] for name in graph.consumers[reader.name])
-            found += [Quantizer(q.name, q.op, reader.op.maximum) for q in behind if isinstance(q.op, Quantize)]
+            found += [
+                Quantizer(q.name, q.op, reader.op.maximum) for q in behind if isinstance(q.op, Quantize)
+            ]
     if len(found) != 1:
         raise GraphError(
-            f"the value of {node.name!r} is rounded {len(found)} times; the native engine needs it exactly once"
-            " (let the branches share one ReLU, or use the torch engine)"
+            f"the value of {node.name!r} is rounded {len(found)} times; the native engine needs it rounded"
+            " exactly once (let the branches share one ReLU, or use the torch engine)"
         )
     return found[0]
 
 
 def kept_for_backward(units: tuple[Unit, ...]) -> frozenset[str]:
     """The codes that the backward pass reads: the inputs of products and of maximum pools."""
-    kept = set()
+    kept: set[str] = set()
     for unit in units:
         if isinstance(unit, ProductUnit) or (isinstance(unit, MoveUnit) and isinstance(unit.op, MaxPool)):
             kept.update(unit.sources)

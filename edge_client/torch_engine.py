@@ -215,7 +215,11 @@ class _Network:
 
 
 class TorchEngine:
-    """Trains with torch on the CPU; see `Engine`."""
+    """Trains with torch on the CPU; see `Engine`. `threads` is torch's own setting, for the whole process."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
         check_state(graph, layers, side)

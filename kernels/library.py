@@ -1,7 +1,7 @@
 """Finds, loads and types `libfedmpq_kernels.so`, and says which instruction set its dispatch uses.
 
 There is no fallback in Python: a library that cannot be loaded is an ImportError that says how to build it.
-The environment variable FEDMPQ_ISA (avx512, avx2, neon_dot, neon or scalar) forces an instruction set at import.
+The environment variable FEDMPQ_ISA forces an instruction set (one of `ISAS`) at import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROTOTYPES: dict[str, tuple[type[_SimpleCData[Any]] | None, tuple[type[_SimpleCD
     "fedmpq_conv_forward": (_I32, (_POINTER, _POINTER, _I32, _I32, _POINTER, _I32, _POINTER, _POINTER)),
     "fedmpq_conv_backward_sums": (
         _I32,
-        (_POINTER, _POINTER, _I32, _I32, _POINTER, _POINTER, *_RESCALE, _POINTER, _POINTER, _I32, _POINTER, _POINTER),
+        (_POINTER, _POINTER, _I32, _I32, *(_POINTER,) * 2, *_RESCALE, *(_POINTER,) * 2, _I32, *(_POINTER,) * 2),
     ),
     "fedmpq_conv_backward_input": (_I32, (_POINTER, _POINTER, _POINTER, _F32, _I32, _I32, _POINTER)),
     "fedmpq_conv_backward_weights": (

@@ -1,6 +1,6 @@
-"""Integer training in C++: `include/fedmpq/training.h` states what each function computes and how tensors are stored.
+"""Integer training in C++: `include/fedmpq/training.h` states what is computed and how tensors are stored.
 
-These are thin: they check types and sizes, and call. Buffers come from the caller, who reuses them from step to step.
+These are thin: they check types and sizes, and call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,17 @@ class Conv(ctypes.Structure):
         (name, c_int32)
         for name in (
             *("images", "height", "width", "channels", "out_height", "out_width", "out_channels"),
-            *("kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups"),
+            *(
+                "kernel_h",
+                "kernel_w",
+                "stride_h",
+                "stride_w",
+                "pad_h",
+                "pad_w",
+                "dilation_h",
+                "dilation_w",
+                "groups",
+            ),
         )
     ]
 
@@ -134,9 +144,14 @@ class Rescale:
 
 
 def conv_forward(
-    conv: Conv, codes: StoredCodes, weights: NDArray[np.int8], threads: int, acc: Sums, statistics: bool = False
+    conv: Conv,
+    codes: StoredCodes,
+    weights: NDArray[np.int8],
+    threads: int,
+    acc: Sums,
+    statistics: bool = False,
 ) -> NDArray[np.float64]:
-    """Accumulators into `acc`; if asked for, sum and sum of squares of each output channel, `(2, out_channels)`."""
+    """Accumulators into `acc`; if asked for, each channel's sum and sum of squares, `(2, out_channels)`."""
     sums = np.empty((2, conv.out_channels if statistics else 0), np.float64)
     _checked(
         library.fedmpq_conv_forward(
@@ -164,8 +179,8 @@ def conv_backward_sums(
     threads: int,
     acc: Sums,
 ) -> NDArray[np.float64]:
-    """Accumulators again into `acc`; sums of passed errors, of those times the normalized value, and of errors clipped
-    above and below: `(4, out_channels)`."""
+    """Accumulators again into `acc`, and `(4, out_channels)` sums: of errors passed, of those times the
+    normalized value, and of errors clipped above and below."""
     sums = np.empty((4, conv.out_channels), np.float64)
     _checked(
         library.fedmpq_conv_backward_sums(
@@ -187,7 +202,13 @@ def conv_backward_sums(
 
 
 def conv_backward_input(
-    conv: Conv, errors: NDArray[np.int8], weights: NDArray[np.int8], scale: float, add: bool, threads: int, out: Errors
+    conv: Conv,
+    errors: NDArray[np.int8],
+    weights: NDArray[np.int8],
+    scale: float,
+    add: bool,
+    threads: int,
+    out: Errors,
 ) -> None:
     _checked(
         library.fedmpq_conv_backward_input(
@@ -220,7 +241,14 @@ def conv_backward_weights(
 
 
 def requantize(
-    acc: Sums, images: int, pixels: int, channels: int, rescale: Rescale, pairs: bool, threads: int, out: Bytes
+    acc: Sums,
+    images: int,
+    pixels: int,
+    channels: int,
+    rescale: Rescale,
+    pairs: bool,
+    threads: int,
+    out: Bytes,
 ) -> None:
     _checked(
         library.fedmpq_requantize(
@@ -253,7 +281,7 @@ def backward_error(
     mean_gx: Floats,
     threads: int,
 ) -> float:
-    """Turn errors of the quantized output into those of the accumulators, in place; the greatest magnitude."""
+    """Turn errors of the output into those of the accumulators, in place; the greatest magnitude."""
     greatest = np.empty(images, np.float32)
     vectors = (_pointer(vector, np.float32, channels) for vector in (norm, bias, gain, mean_g, mean_gx))
     library.fedmpq_backward_error(
@@ -271,7 +299,14 @@ def backward_error(
 
 
 def quantize_error(
-    error: Errors, images: int, count: int, inverse: float, counter: Counter, purpose: int, threads: int, out: NDArray[np.int8]
+    error: Errors,
+    images: int,
+    count: int,
+    inverse: float,
+    counter: Counter,
+    purpose: int,
+    threads: int,
+    out: NDArray[np.int8],
 ) -> None:
     library.fedmpq_quantize_error(
         _pointer(error, np.uint16, images * count),
@@ -339,7 +374,9 @@ def pass_error(states: Bytes, images: int, count: int, threads: int, error: Erro
 
 
 def add_errors(other: Errors, error: Errors) -> None:
-    library.fedmpq_add_errors(_pointer(other, np.uint16, error.size), error.size, _pointer(error, np.uint16, error.size))
+    library.fedmpq_add_errors(
+        _pointer(other, np.uint16, error.size), error.size, _pointer(error, np.uint16, error.size)
+    )
 
 
 def max_pool(pool: Conv, codes: StoredCodes, threads: int, out: Bytes) -> None:
@@ -367,7 +404,9 @@ def max_pool_backward(pool: Conv, codes: StoredCodes, error: Errors, threads: in
     )
 
 
-def average_pool(pool: Conv, codes: StoredCodes, multiplier: float, low: int, high: int, threads: int, out: Bytes) -> None:
+def average_pool(
+    pool: Conv, codes: StoredCodes, multiplier: float, low: int, high: int, threads: int, out: Bytes
+) -> None:
     _checked(
         library.fedmpq_average_pool(
             ctypes.byref(pool),
@@ -435,7 +474,7 @@ def update_codes(
     pull: Floats | None,
     counter: Counter,
 ) -> bool:
-    """One update in place; False if the gradient is not finite, and then nothing has changed."""
+    """One update in place; False if the gradient, or its sum with the momentum, is not finite."""
     if pull is not None and pull.size != 1 << (bits - 1):
         raise ValueError(f"the Lasso's table has {pull.size} entries; {bits} bits need {1 << (bits - 1)}")
     if step.size not in (1, 0) and codes.size % step.size:
@@ -466,7 +505,9 @@ def update_codes(
 def _pointer(array: NDArray[Any], dtype: type[np.generic], size: int) -> int:
     """The array's address; a buffer of another type or too small must never reach the library."""
     if array.dtype != dtype or not array.flags.c_contiguous or array.size < size:
-        raise ValueError(f"a buffer of {array.size} {array.dtype} was passed where {size} contiguous {dtype.__name__} are due")
+        raise ValueError(
+            f"a buffer of {array.size} {array.dtype} where {size} contiguous {dtype.__name__} are due"
+        )
     return int(array.ctypes.data)
 
 
@@ -481,6 +522,8 @@ def _rescale_arguments(rescale: Rescale, channels: int) -> tuple[int, int, int, 
 
 def _checked(status: int) -> None:
     if status == -1:
-        raise MemoryError("not enough memory for the scratch buffers of a training kernel; use a smaller batch")
+        raise MemoryError(
+            "not enough memory for the scratch buffers of a training kernel; use a smaller batch"
+        )
     if status != 0:
         raise ValueError("an image is too large for the training kernels' 32-bit sums; use smaller images")

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedmpq.edge_client.engine import engine_names
+from fedmpq.edge_client.engine import DEFAULT_ENGINE, engine_names
 from fedmpq.model.exchange import PlanError, TrainingPlan
 from fedmpq.model.grid import MAX_BITS, StepRule
 from fedmpq.server.recipe import (
@@ -60,7 +60,7 @@ class Experiment:
     rounds: int = 50
     participation: float = 0.5
     seed: int = 0
-    engine: str = "torch"
+    engine: str = DEFAULT_ENGINE
     epochs: int = 5
     batch_size: int = 64
     learning_rate: float = 0.1

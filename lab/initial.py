@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+
 import torch
 from torch import nn
 
@@ -25,14 +30,27 @@ def make_graph(experiment: Experiment, train: Dataset) -> Graph:
     height, width, channels = train.image_shape
     module = seeded_module(experiment, len(train.class_names), channels)
     scale, zero_point = train.normalisation()
-    return trace(
-        module,
-        torch.zeros(1, channels, height, width),
-        name=experiment.model.replace("/", "."),
-        activation_bits=experiment.activation_bits,
-        input_scale=scale,
-        input_zero_point=zero_point,
-    )
+    with _only_the_error():
+        return trace(
+            module,
+            torch.zeros(1, channels, height, width),
+            name=experiment.model.replace("/", "."),
+            activation_bits=experiment.activation_bits,
+            input_scale=scale,
+            input_zero_point=zero_point,
+        )
+
+
+@contextmanager
+def _only_the_error() -> Iterator[None]:
+    """Before torch.export refuses a module it prints what it has so far; the error says what matters."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def seeded_state(experiment: Experiment, graph: Graph, classes: int) -> tuple[Weights, Side]:

@@ -23,6 +23,7 @@ from fedmpq.model import integer_forward
 from fedmpq.model.exchange import Assignment, TrainingPlan, Update, pack_layers, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import compile_program
+from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import PackedLayer, Side, Weights
 from fedmpq.server.method import QuantizedMethod
 from fedmpq.server.state import ClientRecord, GlobalModel
@@ -89,7 +90,9 @@ class QuantizedSimulation:
         return self._method.assign(model, client)
 
     def train(self, assignment: Assignment, data: Dataset) -> Update:
-        update = run_local_round(make_engine(self._experiment.engine), self._graph, assignment, data)
+        update = run_local_round(
+            make_engine(self._experiment.engine, threads=1), self._graph, assignment, data
+        )
         require_finite(update.side, assignment.plan)
         return update
 
@@ -108,13 +111,13 @@ class QuantizedSimulation:
         ]
 
     def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        from fedmpq.edge_client.torch_engine import full_precision_logits, integer_products
+        from fedmpq.edge_client.torch_engine import full_precision_logits
 
         if probe.layers is None:
             assert probe.weights is not None
             return full_precision_logits(self._graph, probe.weights, probe.side, images)
         program = compile_program(self._graph, unpack_layers(self._graph, probe.layers), probe.side)
-        return integer_forward.logits(program, images, products=integer_products)
+        return integer_forward.logits(program, images, products=native_products)
 
 
 def require_finite(tensors: Mapping[str, NDArray[np.float32]], plan: TrainingPlan) -> None:

@@ -68,9 +68,7 @@ def summary_table(summaries: Mapping[str, Sequence[Summary]], tail: int) -> Tabl
     last = f"mean of the last {tail} rounds" if tail > 1 else "last round"
     table = Table(
         title=f"Test accuracy in %, {last}" + (f" and of {seeds} seeds" if seeds > 1 else ""),
-        caption="W: full precision. Bits: the integer models that devices of this budget run."
-        if budgets
-        else None,
+        caption="W: full precision. Bits: what devices of that budget run." if budgets else None,
     )
     table.add_column("method", no_wrap=True)
     for heading in ("W", *(f"{budget} bit" for budget in budgets), "mean deployed"):

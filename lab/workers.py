@@ -80,6 +80,8 @@ def _start(setup: _Setup) -> None:
     global _worker
     # Ctrl-C goes to the whole group; the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A model that diverges overflows on its way there; what it comes to is checked, and told once.
+    np.seterr(over="ignore", invalid="ignore")
     threading.Thread(target=_follow_parent, args=(setup.folder,), daemon=True).start()
     try:
         _worker = _Worker(setup)

@@ -28,20 +28,22 @@ __attribute__((always_inline)) inline Block philox(uint32_t c0, const PhiloxStre
   return {x0, x1, x2, x3};
 }
 
+void put(uint32_t x, uint32_t& out) { out = x; }
+
 // The top 24 bits: exactly the integers a float holds, so the largest result is 1 - 2^-24. Signed, because only
 // that conversion has an instruction everywhere.
-float unit(uint32_t x) { return static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-24f; }
+void put(uint32_t x, float& out) { out = static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-24f; }
 
-void write(const Block& block, float* out) {
-  out[0] = unit(block.x0);
-  out[1] = unit(block.x1);
-  out[2] = unit(block.x2);
-  out[3] = unit(block.x3);
+template <class Number>
+void write(const Block& block, Number* out) {
+  put(block.x0, out[0]);
+  put(block.x1, out[1]);
+  put(block.x2, out[2]);
+  put(block.x3, out[3]);
 }
 
-}  // namespace
-
-void philox_uniform_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+template <class Number>
+void draw_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
   const PhiloxStream s = stream;  // a copy that `out` cannot alias
   // Tiles keep the inner loop's counter 32 bits wide, the width of the lanes.
   constexpr int64_t tile = 1 << 20;
@@ -51,44 +53,46 @@ void philox_uniform_scalar(const PhiloxStream& stream, uint32_t first, int64_t n
     for (int32_t b = 0; b < count; ++b) write(philox(base + static_cast<uint32_t>(b), s), out + 4 * (done + b));
   }
   if (n % 4 != 0) {
-    float last[4];
+    Number last[4];
     write(philox(first + static_cast<uint32_t>(n / 4), s), last);
     std::copy_n(last, n % 4, out + n - n % 4);
   }
 }
 
-void philox_uniform(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+template <class Number>
+void draw(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
   switch (active_isa()) {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
-      return philox_uniform_avx512(stream, first, n, out);
+      return philox_avx512(stream, first, n, out);
     case Isa::avx2:
-      return philox_uniform_avx2(stream, first, n, out);
+      return philox_avx2(stream, first, n, out);
 #endif
     default:
-      return philox_uniform_scalar(stream, first, n, out);
+      return philox_scalar(stream, first, n, out);
   }
 }
 
+}  // namespace
+
+void philox_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+  draw_scalar(stream, first, n, out);
+}
+
+void philox_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out) {
+  draw_scalar(stream, first, n, out);
+}
+
+void philox_uniform(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) { draw(stream, first, n, out); }
+
 void philox_words(const PhiloxStream& stream, uint32_t first, int64_t blocks, uint32_t* out) {
-  const PhiloxStream s = stream;
-  for (int32_t b = 0; b < static_cast<int32_t>(blocks); ++b) {
-    const Block block = philox(first + static_cast<uint32_t>(b), s);
-    out[4 * b] = block.x0;
-    out[4 * b + 1] = block.x1;
-    out[4 * b + 2] = block.x2;
-    out[4 * b + 3] = block.x3;
-  }
+  draw(stream, first, 4 * blocks, out);
 }
 
 }  // namespace fedmpq
 
 void fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
-  const fedmpq::Block block = fedmpq::philox(counter[0], {counter[1], counter[2], counter[3], key[0], key[1]});
-  out[0] = block.x0;
-  out[1] = block.x1;
-  out[2] = block.x2;
-  out[3] = block.x3;
+  fedmpq::write(fedmpq::philox(counter[0], {counter[1], counter[2], counter[3], key[0], key[1]}), out);
 }
 
 void fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, float* out) {

@@ -1,4 +1,4 @@
-// Philox4x32-10 as uniform numbers, one function per instruction set. fedmpq/kernels.h states the mapping.
+// Philox4x32-10, one function per instruction set. fedmpq/kernels.h states the mapping.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,17 @@ struct PhiloxStream {
   uint32_t c1, c2, c3, k0, k1;
 };
 
-// Each writes n numbers, starting at block `first`.
-void philox_uniform_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+// Each writes n numbers, starting at block `first`: uniform ones if they are floats, the words themselves if not.
+void philox_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+void philox_scalar(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out);
 #ifdef FEDMPQ_X86
-void philox_uniform_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
-void philox_uniform_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+void philox_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+void philox_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out);
+void philox_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+void philox_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out);
 #endif
 
-// By the active instruction set: n numbers, and the raw words of `blocks` blocks.
+// By the active instruction set: n uniform numbers, and the words of `blocks` blocks.
 void philox_uniform(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
 void philox_words(const PhiloxStream& stream, uint32_t first, int64_t blocks, uint32_t* out);
 

@@ -8,16 +8,35 @@
 
 #include <immintrin.h>
 
-namespace fedmpq {
+#define FEDMPQ_AVX2 __attribute__((target("avx2")))
+#define FEDMPQ_AVX512 __attribute__((target("avx512f")))
 
-__attribute__((target("avx2"))) void philox_uniform_avx2(const PhiloxStream& stream, uint32_t first,
-                                                          int64_t n, float* out) {
+namespace fedmpq {
+namespace {
+
+FEDMPQ_AVX2 inline void write(__m256i words, uint32_t* out) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
+}
+
+FEDMPQ_AVX2 inline void write(__m256i words, float* out) {
+  const __m256 top = _mm256_cvtepi32_ps(_mm256_srli_epi32(words, 8));
+  _mm256_storeu_ps(out, _mm256_mul_ps(top, _mm256_set1_ps(0x1p-24f)));
+}
+
+FEDMPQ_AVX512 inline void write(__m512i words, uint32_t* out) { _mm512_storeu_si512(out, words); }
+
+FEDMPQ_AVX512 inline void write(__m512i words, float* out) {
+  const __m512 top = _mm512_cvtepi32_ps(_mm512_srli_epi32(words, 8));
+  _mm512_storeu_ps(out, _mm512_mul_ps(top, _mm512_set1_ps(0x1p-24f)));
+}
+
+template <class Number>
+FEDMPQ_AVX2 void draw_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
   const __m256i m0 = _mm256_set1_epi64x(philox_m0), m1 = _mm256_set1_epi64x(philox_m1);
   const __m256i c1 = _mm256_set1_epi64x(stream.c1), c2 = _mm256_set1_epi64x(stream.c2);
   const __m256i c3 = _mm256_set1_epi64x(stream.c3);
   // In this order the 64-bit unpacks below leave blocks 0, 1 and blocks 2, 3 together.
   __m256i block = _mm256_add_epi32(_mm256_set1_epi64x(first), _mm256_setr_epi64x(0, 2, 1, 3));
-  const __m256 ulp = _mm256_set1_ps(0x1p-24f);
   __m256i k0[philox_rounds], k1[philox_rounds];
   for (uint32_t r = 0; r < philox_rounds; ++r) {
     k0[r] = _mm256_set1_epi64x(stream.k0 + r * philox_w0);
@@ -36,23 +55,20 @@ __attribute__((target("avx2"))) void philox_uniform_avx2(const PhiloxStream& str
     }
     const __m256i x01 = _mm256_blend_epi32(x0, _mm256_slli_epi64(x1, 32), 0xAA);
     const __m256i x23 = _mm256_blend_epi32(x2, _mm256_slli_epi64(x3, 32), 0xAA);
-    const __m256i low = _mm256_srli_epi32(_mm256_unpacklo_epi64(x01, x23), 8);
-    const __m256i high = _mm256_srli_epi32(_mm256_unpackhi_epi64(x01, x23), 8);
-    _mm256_storeu_ps(out + done, _mm256_mul_ps(_mm256_cvtepi32_ps(low), ulp));
-    _mm256_storeu_ps(out + done + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(high), ulp));
+    write(_mm256_unpacklo_epi64(x01, x23), out + done);
+    write(_mm256_unpackhi_epi64(x01, x23), out + done + 8);
     block = _mm256_add_epi32(block, _mm256_set1_epi64x(4));
   }
-  philox_uniform_scalar(stream, first + static_cast<uint32_t>(whole / 4), n - whole, out + whole);
+  philox_scalar(stream, first + static_cast<uint32_t>(whole / 4), n - whole, out + whole);
 }
 
-__attribute__((target("avx512f"))) void philox_uniform_avx512(const PhiloxStream& stream, uint32_t first,
-                                                          int64_t n, float* out) {
+template <class Number>
+FEDMPQ_AVX512 void draw_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
   const __m512i m0 = _mm512_set1_epi64(philox_m0), m1 = _mm512_set1_epi64(philox_m1);
   const __m512i c1 = _mm512_set1_epi64(stream.c1), c2 = _mm512_set1_epi64(stream.c2);
   const __m512i c3 = _mm512_set1_epi64(stream.c3);
   // In this order the 64-bit unpacks below leave blocks 0..3 and blocks 4..7 together.
   __m512i block = _mm512_add_epi32(_mm512_set1_epi64(first), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
-  const __m512 ulp = _mm512_set1_ps(0x1p-24f);
   __m512i k0[philox_rounds], k1[philox_rounds];
   for (uint32_t r = 0; r < philox_rounds; ++r) {
     k0[r] = _mm512_set1_epi64(stream.k0 + r * philox_w0);
@@ -71,13 +87,29 @@ __attribute__((target("avx512f"))) void philox_uniform_avx512(const PhiloxStream
     }
     const __m512i x01 = _mm512_mask_mov_epi32(x0, 0xAAAA, _mm512_slli_epi64(x1, 32));
     const __m512i x23 = _mm512_mask_mov_epi32(x2, 0xAAAA, _mm512_slli_epi64(x3, 32));
-    const __m512i low = _mm512_srli_epi32(_mm512_unpacklo_epi64(x01, x23), 8);
-    const __m512i high = _mm512_srli_epi32(_mm512_unpackhi_epi64(x01, x23), 8);
-    _mm512_storeu_ps(out + done, _mm512_mul_ps(_mm512_cvtepi32_ps(low), ulp));
-    _mm512_storeu_ps(out + done + 16, _mm512_mul_ps(_mm512_cvtepi32_ps(high), ulp));
+    write(_mm512_unpacklo_epi64(x01, x23), out + done);
+    write(_mm512_unpackhi_epi64(x01, x23), out + done + 16);
     block = _mm512_add_epi32(block, _mm512_set1_epi64(8));
   }
-  philox_uniform_scalar(stream, first + static_cast<uint32_t>(whole / 4), n - whole, out + whole);
+  philox_scalar(stream, first + static_cast<uint32_t>(whole / 4), n - whole, out + whole);
+}
+
+}  // namespace
+
+FEDMPQ_AVX2 void philox_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+  draw_avx2(stream, first, n, out);
+}
+
+FEDMPQ_AVX2 void philox_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out) {
+  draw_avx2(stream, first, n, out);
+}
+
+FEDMPQ_AVX512 void philox_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, float* out) {
+  draw_avx512(stream, first, n, out);
+}
+
+FEDMPQ_AVX512 void philox_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out) {
+  draw_avx512(stream, first, n, out);
 }
 
 }  // namespace fedmpq

@@ -16,6 +16,7 @@ const PlaneKernels& active() {
       return planes_avx2;
 #endif
 #ifdef FEDMPQ_NEON
+    case Isa::neon_dot:
     case Isa::neon:
       return planes_neon;
 #endif

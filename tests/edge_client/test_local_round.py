@@ -37,7 +37,7 @@ def indexed(count: int) -> Dataset:
 
 
 class Recorder:
-    """An engine that trains nothing, keeps the batches it is given, and gives back the layers it is told to."""
+    """An engine that trains nothing, keeps the batches it gets, and gives back the layers it is told to."""
 
     def __init__(self, trained: Layers | None = None) -> None:
         self.epochs: list[list[Batch]] = []

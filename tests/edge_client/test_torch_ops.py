@@ -1,7 +1,7 @@
 """The hand-written backward passes against autograd on a straight-through network, and exact integer sums.
 
-The reference is float64 and knows no codes: it rounds real values with `y + (rounded - y).detach()` and clips by
-`where`, from which autograd derives the gradients of inputs and clips.
+The reference is float64 and knows no codes: it rounds real values with `y + (rounded - y).detach()` and clips
+by `where`, from which autograd derives the gradients of inputs and clips.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rounded(real: Tensor, scale: float) -> Tensor:
 
 
 class StraightThrough:
-    """A graph as autograd sees it. `margin` is how far the nearest value is from where its code or mask changes."""
+    """A graph as autograd sees it; `margin` is how near, in codes, a value came to another code or mask."""
 
     def __init__(self, graph: Graph, layers: Layers, side: Side) -> None:
         self.graph = graph
@@ -128,7 +128,8 @@ class StraightThrough:
 
     def _average(self, node: Node, op: AvgPool | GlobalAvgPool, x: Tensor) -> Tensor:
         kernel = op.kernel if isinstance(op, AvgPool) else tuple(x.shape[2:])
-        pooled = functional.avg_pool2d(x, kernel, op.stride if isinstance(op, AvgPool) else None)
+        stride, padding = (op.stride, op.padding) if isinstance(op, AvgPool) else (kernel, (0, 0))
+        pooled = functional.avg_pool2d(x, kernel, stride, padding)
         source = self.graph.by_name[node.inputs[0]]
         while not isinstance(source.op, Quantize):
             source = self.graph.by_name[source.inputs[0]]
@@ -230,12 +231,12 @@ NETWORKS: dict[str, list[Link]] = {
         conv(4, 5),
         norm(5),
         Relu(0.0),
-        AvgPool((2, 2), (1, 1), (0, 0)),
+        AvgPool((2, 2), (1, 1), (1, 0)),
         conv(5, 6, 2),
         norm(6),
-        AvgPool((2, 2), (2, 1), (0, 0)),
+        AvgPool((2, 2), (2, 1), (0, 1)),
         Flatten(),
-        Linear(6, 3, True),
+        Linear(36, 3, True),
     ),
     "relu behind a pool of codes": chain(
         conv(4, 5), norm(5), MaxPool((2, 2), (2, 2), (0, 0)), Relu(0.0), *HEAD, Linear(5, 3, True)
@@ -286,7 +287,9 @@ def random_state(graph: Graph, random: np.random.Generator) -> tuple[Layers, Sid
     side: Side = {}
     for name, shape in graph.side_shapes().items():
         part = name.rpartition(".")[2]
-        low, high = {"clip": (0.15, 0.9), "weight": (0.6, 1.4), "running_var": (0.5, 1.5)}.get(part, (-0.5, 0.5))
+        low, high = {"clip": (0.15, 0.9), "weight": (0.6, 1.4), "running_var": (0.5, 1.5)}.get(
+            part, (-0.5, 0.5)
+        )
         side[name] = np.asarray(random.uniform(low, high, shape), dtype=np.float32)
     return layers, side
 
@@ -445,7 +448,9 @@ def test_products_are_exact_whatever_their_size(name: str) -> None:
     op, shape = LARGE[name]
     random = np.random.default_rng(3)
     codes = random.integers(253, 256, (2, *shape))
-    weight = random.integers(125, 128, op.weight_shape) * np.where(random.random(op.weight_shape) < 0.02, -1, 1)
+    weight = random.integers(125, 128, op.weight_shape) * np.where(
+        random.random(op.weight_shape) < 0.02, -1, 1
+    )
     expected = naive_products(codes, weight, op)
     if name != "small":
         assert np.abs(expected).max() > 2**24
@@ -523,10 +528,11 @@ def test_averages_equal_the_integer_program(low: int, high: int) -> None:
     for clip in (0.7, 1.0, 2.9, 6.0):
         form = CodeFormat(np.float32(np.float32(clip) / np.float32(high)), low, high)
         codes = random.integers(low, high + 1, (3, 4, 4, 6))
-        for op in (None, AvgPool((2, 2), (2, 2), (0, 0)), AvgPool((2, 3), (1, 2), (0, 0))):
+        for op in (None, AvgPool((2, 2), (2, 2), (1, 0)), AvgPool((2, 3), (1, 2), (0, 1))):
             value, _ = torch_ops.average_pool(Value(torch.from_numpy(codes).float(), form), op)
-            kernel, stride = (op.kernel, op.stride) if op else ((4, 6), (4, 6))
-            windows = np.lib.stride_tricks.sliding_window_view(codes, kernel, axis=(2, 3))
+            kernel, stride, (ph, pw) = (op.kernel, op.stride, op.padding) if op else ((4, 6), (1, 1), (0, 0))
+            padded = np.pad(codes, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+            windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(2, 3))
             sums = windows[:, :, :: stride[0], :: stride[1]].sum(axis=(4, 5)).astype(np.float32)
             target = form.averaged()
             multiplier = np.float32(form.scale / (target.scale * np.float32(kernel[0] * kernel[1])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from fedmpq.model.pruning import magnitudes
 ALL_BITS = range(1, 9)
 BELOW_ONE = np.float32(1 - 2**-24)
 ONE = np.ones((), np.float32)
-# Moves of a smaller power of two are left out: 2^-64 * (4^8 - 1)/3 is under 2^-49, and uniforms are multiples of 2^-24.
+# Smaller powers of two move nothing: 2^-64 * (4^8 - 1)/3 is under 2^-49, and uniforms are multiples of 2^-24.
 LEAST = -63
 
 bit_widths = st.integers(1, 8)
@@ -38,7 +38,7 @@ def lowest(bits: int) -> int:
 
 
 def clipped(code: int, bits: int) -> int:
-    return min(max(code, lowest(bits)), 2**bits - 1)
+    return min(max(code, lowest(bits)), (1 << bits) - 1)
 
 
 def all_codes(bits: int) -> NDArray[np.uint8]:
@@ -50,7 +50,7 @@ def evenly(count: int) -> NDArray[np.float32]:
     return ((np.arange(count) + 0.5) / count).astype(np.float32)
 
 
-@lru_cache(maxsize=None)
+@cache
 def whole_and_chance(k: int, bits: int) -> tuple[int, Fraction]:
     exponents = [k + 2 * i - 1 for i in range(1, bits + 1)]
     if exponents[-1] > bits:
@@ -72,7 +72,7 @@ def slow_paper(code: int, direction: np.float32, bits: int, u: np.float32) -> in
 
 
 def every_exponent() -> NDArray[np.float32]:
-    """Floats of all binary exponents, denormal to infinite, on both sides of each rounding of log2; signed."""
+    """Floats of all exponents, denormal to infinite, on both sides of each rounding of log2; signed."""
     half = np.float32(math.sqrt(0.5))
     mantissas = np.array(
         [0.5, np.nextafter(half, np.float32(0)), half, np.nextafter(half, np.float32(1)), BELOW_ONE],
@@ -116,9 +116,7 @@ def test_paper_equals_the_slow_reference_on_random_weights(data: st.DataObject, 
     codes = data.draw(hnp.arrays(np.uint8, count, elements=st.integers(lowest(bits), 2**bits - 1)))
     before = codes.copy()
     got = paper_update(codes, directions, ONE, bits, uniforms)
-    expected = [
-        slow_paper(int(c), d, bits, u) for c, d, u in zip(codes, directions, uniforms, strict=True)
-    ]
+    expected = [slow_paper(int(c), d, bits, u) for c, d, u in zip(codes, directions, uniforms, strict=True)]
     assert got.tolist() == expected
     assert np.array_equal(codes, before)
 
@@ -138,7 +136,9 @@ def test_paper_moves_nothing_without_a_gradient_whatever_the_draw(bits: int) -> 
     codes = all_codes(bits)
     for zero in (0.0, -0.0, 1e-45, -(2.0**LEAST) / 2):
         direction = np.full(len(codes), zero, np.float32)
-        assert np.array_equal(paper_update(codes, direction, ONE, bits, np.zeros(len(codes), np.float32)), codes)
+        assert np.array_equal(
+            paper_update(codes, direction, ONE, bits, np.zeros(len(codes), np.float32)), codes
+        )
 
 
 def test_paper_overflow_saturates() -> None:
@@ -170,7 +170,7 @@ def test_paper_chance_never_exceeds_two_thirds(bits: int) -> None:
 
 @pytest.mark.parametrize(("bits", "k"), [(b, k) for b in ALL_BITS for k in (-19, -14, -b - 3, -b, 1 - b)])
 def test_paper_moves_by_its_expectation(bits: int, k: int) -> None:
-    """Mean move = sum_i 2^(q_i - 1) = 2^k (4^b - 1)/3, over many draws; up to the last k that does not saturate."""
+    """Mean move = sum_i 2^(q_i - 1) = 2^k (4^b - 1)/3, over many draws; up to the k that saturates next."""
     count = 1 << 18
     draws = kernels.philox_uniform(count, 1, 2, 3, bits, 5, 0)
     start = np.full(count, 2**bits - 1, np.uint8)
@@ -179,7 +179,9 @@ def test_paper_moves_by_its_expectation(bits: int, k: int) -> None:
     expected = sum(Fraction(2) ** (k + 2 * i - 2) for i in range(1, bits + 1))
     assert expected == Fraction(2) ** k * (4**bits - 1) / 3
     fraction = float(expected) % 1
-    assert mean == pytest.approx(float(expected), abs=5 * math.sqrt((fraction * (1 - fraction) + 1e-6) / count))
+    assert mean == pytest.approx(
+        float(expected), abs=5 * math.sqrt((fraction * (1 - fraction) + 1e-6) / count)
+    )
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -263,7 +265,7 @@ def test_lasso_on_a_layer_worked_by_hand() -> None:
 
 
 def test_an_empty_plane_pulls_nothing() -> None:
-    # Magnitudes 0 and 1 of 0..7: planes 1 and 2 are empty, so magnitude 6 = 110 in binary is not pulled at all.
+    # Magnitudes 0 and 1 of 0..7: planes 1 and 2 are empty, so magnitude 6, binary 110, is not pulled at all.
     codes = np.array([8, 7, 9, 6], np.uint8)
     pull = lasso_pull(codes, 4, 0.5)
     assert pull[6] == 0
@@ -279,9 +281,7 @@ def test_one_bit_has_no_magnitude_to_pull() -> None:
 
 
 @given(st.data(), st.integers(2, 8), st.sampled_from([1e-3, 0.3, 5.0, 1e4, 1e300]))
-def test_lasso_moves_towards_zero_and_never_past_it(
-    data: st.DataObject, bits: int, strength: float
-) -> None:
+def test_lasso_moves_towards_zero_and_never_past_it(data: st.DataObject, bits: int, strength: float) -> None:
     codes = data.draw(
         hnp.arrays(np.uint8, st.integers(1, 20), elements=st.integers(lowest(bits), 2**bits - 1))
     )

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmpq.lab import checkpoint as checkpoint_module
 from fedmpq.lab.checkpoint import FILE_NAME, Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.model.graph import INPUT, Flatten, Graph, Input, Linear, Node, Relu
@@ -85,7 +84,7 @@ def test_a_crash_while_writing_leaves_the_last_one(tmp_path: Path, monkeypatch: 
         file.write(whole.getvalue()[:500])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_module.np, "savez", half)
+    monkeypatch.setattr(np, "savez", half)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, replace(saved, model=replace(saved.model, round=5)))
     monkeypatch.undo()

@@ -126,7 +126,8 @@ def plain_sgd(model: GlobalModel, data: Dataset, client: int) -> tuple[Weights, 
     tensors = {f"{name}.weight": torch.from_numpy(w.copy()) for name, w in model.weights.items()}
     tensors |= {name: torch.from_numpy(t.copy()) for name, t in model.side.items()}
     module.load_state_dict(tensors, strict=False)
-    draws, losses = Draws(made.seed, client, model.round + 1), []
+    draws = Draws(made.seed, client, model.round + 1)
+    losses: list[tuple[float, int]] = []
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     with torch.random.fork_rng():
         torch.manual_seed(
@@ -141,7 +142,7 @@ def plain_sgd(model: GlobalModel, data: Dataset, client: int) -> tuple[Weights, 
                 loss = functional.cross_entropy(
                     module(torch.from_numpy(real).permute(0, 3, 1, 2)), torch.from_numpy(labels)
                 )
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
                 losses.append((loss.item(), len(labels)))
     weights, side = initial_state(module, graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpq.edge_client.engine import TrainingError
+from fedmpq.edge_client.engine import TrainingError, engine_names
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
-from fedmpq.lab.methods import Probe, make_method, require_finite
+from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method, require_finite
 from fedmpq.lab.simulation import LOG_NAME, Prepared, Progress, RoundResult, prepare, read_log, reopen, run
 from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
-from fedmpq.model.exchange import TrainingPlan
+from fedmpq.model.exchange import TrainingPlan, Update
 from fedmpq.model.quantized import average_bits
 from fedmpq.model.zoo import ModelError
 from fedmpq.server.recipe import ABLATIONS
@@ -160,14 +160,18 @@ def test_a_killed_worker_is_an_error_and_no_hang(pool: WorkerPool) -> None:
         pool.accuracies(method.probes(prepared.start.model))
 
 
-def test_an_error_in_a_worker_arrives_whole_and_the_checkpoint_stays(tmp_path: Path) -> None:
-    """A loss that is no number, in a real process, in a run that was all right before."""
-    prepared = prepare(small(rounds=1))
-    wild = replace(prepared.experiment, learning_rate=1e20, lasso=0.0, epochs=3)
-    broken = replace(prepared, experiment=wild, start=replace(prepared.start, experiment=wild))
-    with pytest.raises(TrainingError, match=r"client \d, round 1: .*learning rate \(now 1e\+20\)"):
-        run(broken, tmp_path, 1, silent)
-    assert_same_model(load_checkpoint(tmp_path).model, prepared.start.model)
+def test_a_run_that_diverges_ends_with_one_error_and_its_last_good_round(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a real process, over some rounds: first numbers that overflow, then a loss that is none."""
+    wild = small(learning_rate=1e5, rounds=50)
+    with pytest.raises(
+        TrainingError, match=r"client \d, round \d+: .*learning rate \(now 100000.0\)"
+    ) as caught:
+        finish(wild, tmp_path)
+    assert capfd.readouterr() == ("", "")
+    number = int(str(caught.value).split("round ")[1].split(":")[0])
+    assert load_checkpoint(tmp_path).model.round == len(read_log(tmp_path)) == number - 1
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -323,6 +327,7 @@ def test_other_data_is_noticed_on_reopening(tmp_path: Path, in_process: None) ->
         *({"ablation": name} for name in ABLATIONS if name != "all"),
         {"step_rule": "least_error", "merge": "deltas", "deal": "uniform", "per_channel": True},
         {"momentum_bits": 8, "pad": 1, "flip": True},
+        *({"engine": name} for name in engine_names()),
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
 )
@@ -395,6 +400,29 @@ def test_fpq8_ignores_the_budgets_on_the_wire(tmp_path: Path) -> None:
     (result,) = run(prepared, tmp_path, 1, silent)
     assert result.bit_widths == (8,) * len(prepared.start.graph.layers)
     assert result.bytes_up == result.bytes_down > 3 * sum(prepared.start.graph.layer_sizes)
+
+
+def test_the_loss_does_not_depend_on_who_is_ready_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of numbers as unlike as these differ by their order."""
+
+    class Pool(InProcessPool):
+        backwards = False
+
+        def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+            sent = list(assignments)
+            for update in super().train(sent[::-1] if self.backwards else sent):
+                assert isinstance(update, Update)
+                yield replace(update, loss=1e16 if update.client == 0 else 1.0)
+
+    monkeypatch.setattr(simulation, "WorkerPool", Pool)
+    losses = set()
+    for backwards in (False, True):
+        monkeypatch.setattr(Pool, "backwards", backwards)
+        (result,) = finish(small(rounds=1, participation=1.0), tmp_path)
+        losses.add(result.loss)
+    assert len(losses) == 1
 
 
 def test_devices_of_one_budget_are_averaged_and_others_run_w() -> None:

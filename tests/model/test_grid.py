@@ -214,6 +214,17 @@ def test_the_sample_of_a_large_layer_holds_every_tap(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("bits", BITS)
+def test_a_sample_that_misses_the_large_weights_does_no_harm(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "_SAMPLE", 16)
+    weights = np.random.default_rng(3).normal(size=2000).astype(np.float32)
+    weights[1:21] = 10
+    spanning = squared_error(weights, float(grid.max_step(weights, bits)), bits)
+    assert squared_error(weights, float(grid.least_error_step(weights, bits)), bits) <= spanning * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("bits", BITS)
 def test_layout_in_memory_does_not_matter(bits: int) -> None:
     base = np.random.default_rng(2).normal(size=(6, 5, 4, 3)).astype(np.float32)
     view = base.transpose(1, 0, 3, 2)[::2, ::-1]

@@ -305,7 +305,8 @@ class Builder:
         self, channels: int, size: Size = (3, 3), *, norm: bool = True, bias: bool = False, **more: Any
     ) -> str:
         """A convolution, and a BatchNorm on it."""
-        settings = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1} | more
+        settings: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+        settings |= more
         self.add(Conv2d(self.shape[0], channels, size, bias=bias, **settings))
         return self.add(BatchNorm(channels, 1e-5, 0.1)) if norm else self.last
 
@@ -338,11 +339,11 @@ class Builder:
 
 def real_values(value: Value) -> NDArray[np.float64]:
     if isinstance(value, Positive):
-        return np.maximum(real_values(value.value), 0)
+        return np.asarray(np.maximum(real_values(value.value), 0), np.float64)
     if isinstance(value, Real):
         return value.values.astype(np.float64)
     if isinstance(value, Codes):
-        return value.values * float(value.scale)
+        return np.asarray(value.values * float(value.scale), np.float64)
     by_channel = [-1, *[1] * (value.values.ndim - 1)]
     scales = np.array(value.scales, np.float64).reshape(by_channel) * float(value.input_scale)
     return value.values * scales + np.array(value.offsets, np.float64).reshape(by_channel)
@@ -567,6 +568,56 @@ def test_one_value_read_by_several() -> None:
     check_against_reference(random_model(graph, 5), random_images(graph, 2))
 
 
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+    "op", [AvgPool((3, 3), (2, 2), (1, 1)), AvgPool((2, 4), (1, 3), (1, 2)), AvgPool((2, 2), (2, 2), (0, 0))]
+)
+def test_an_average_pool_is_torchs_default_here_and_in_training(op: AvgPool, signed: bool) -> None:
+    """Padding counts: the divisor is the size of the window wherever it lies."""
+    import torch
+
+    from fedmpq.edge_client import torch_ops
+
+    net = Builder()
+    net.conv(4)
+    if not signed:
+        net.add(Relu(0.0))
+    source = f"{net.last}.quantized"
+    pool = net.add(op)
+    net.head()
+    model = random_model(net.graph(), 11, odd=False)
+    program = model.program()
+    values = trace_values(program, random_images(model.graph, 2))
+    codes = torch.from_numpy(values[source]).float().permute(0, 3, 1, 2)
+    got = torch.from_numpy(values[pool]).float().permute(0, 3, 1, 2)
+
+    mean = torch.nn.functional.avg_pool2d(codes * float(program.formats[source].scale), *_sizes(op))
+    step = float(program.formats[pool].scale)
+    assert float((got * step - mean).abs().max()) <= 0.501 * step
+    trained, _ = torch_ops.average_pool(torch_ops.Value(codes, program.formats[source]), op)
+    assert trained.form == program.formats[pool]
+    assert torch.equal(trained.tensor, got)
+
+
+def _sizes(op: AvgPool) -> tuple[Size, Size, Size]:
+    return op.kernel, op.stride, op.padding
+
+
+@pytest.mark.parametrize("clip", [0.7, 1.1, 1.3, 2.3, 2.9, 5.9])
+def test_sums_halfway_between_two_codes(clip: float) -> None:
+    """Twice a code in steps of four of its own: every other one is a tie, to be divided in float32."""
+    net = Builder()
+    conv = net.conv(4)
+    net.add(Add(), conv, conv)
+    net.add(Relu(0.0))
+    net.head()
+    graph = net.graph(4)
+    model = random_model(graph, 6, odd=False)
+    model.side["n1.quantized.clip"] = np.array(clip, np.float32)
+    model.side["n3.quantized.clip"] = np.array(clip * 60 / 127, np.float32)
+    check_against_reference(model, random_images(graph, 1))
+
+
 def test_sums_beyond_the_reach_of_float32() -> None:
     net = Builder(channels=1, height=40, width=40, zero_point=0)
     net.add(Flatten())
@@ -595,8 +646,8 @@ def graphs(draw: st.DrawFn) -> Graph:
         kernel = (draw(st.integers(1, min(3, net.shape[1]))), draw(st.integers(1, min(3, net.shape[2]))))
         padding = (draw(st.integers(0, kernel[0] // 2)), draw(st.integers(0, kernel[1] // 2)))
         learnt = any(isinstance(node.op, Conv2d) for node in net.nodes)
-        kind = draw(st.sampled_from([MaxPool, AvgPool] if learnt else [MaxPool]))
-        net.add(kind(kernel, pair(1, 2), padding))
+        average = learnt and draw(st.booleans())
+        net.add((AvgPool if average else MaxPool)(kernel, pair(1, 2), padding))
 
     def conv() -> None:
         kernel, padding, dilation = pair(1, 3), pair(0, 2), pair(1, 2)

@@ -83,7 +83,8 @@ def test_pruning_is_the_papers_loop(drawn: tuple[Codes, int], density: float) ->
     assert left <= 2 or msb_density(pruned, left) > density
 
 
-@given(codes_and_bits(), st.sampled_from([0.0, 0.03, 0.3, 1.0]), st.floats(2.0**-20, 8, width=32))
+# Powers of two, so that no value is rounded.
+@given(codes_and_bits(), st.sampled_from([0.0, 0.03, 0.3, 1.0]), st.sampled_from([2.0**-20, 0.25, 4.0]))
 def test_pruning_keeps_every_value_that_still_fits(
     drawn: tuple[Codes, int], density: float, step: float
 ) -> None:
@@ -97,11 +98,8 @@ def test_pruning_keeps_every_value_that_still_fits(
     moved = before + np.float32(step / 2) if bits == 8 else before
     ends = dequantize(np.array(code_range(left), np.uint8), one, left)
     fits = (moved >= ends[0]) & (moved <= ends[1])
-    if bits < 8:
-        np.testing.assert_array_equal(after[fits], before[fits])
-    else:
-        assert (np.abs(after - before)[fits] <= step / 2 * (1 + 1e-6)).all()
-        np.testing.assert_allclose(after[fits], moved[fits], rtol=1e-6)
+    np.testing.assert_array_equal(after[fits], moved[fits])
+    assert (np.abs(after - before)[fits] <= (step / 2 if bits == 8 else 0)).all()
     np.testing.assert_array_equal(after[moved > ends[1]], ends[1])
     np.testing.assert_array_equal(after[moved < ends[0]], ends[0])
 

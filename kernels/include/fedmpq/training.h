@@ -3,7 +3,8 @@
 // Activations are NHWC, one image after the other. A tensor of codes holds bytes `code + zero` (zero >= 0 makes them
 // unsigned), or, if `pairs`, two 4-bit ones a byte, low half first, every image starting on a byte of its own.
 // Accumulators are int32. Errors, the gradients of real activations, are bfloat16 between layers and int8 with one scale
-// for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column).
+// for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column). Weights and int8
+// errors lie within ±127.
 //
 // Functions that return int32_t return 0, or -1 when there is not enough memory, unless they say otherwise. `threads` share
 // the images; the result does not depend on their number, nor on the instruction set.
@@ -68,7 +69,8 @@ FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32
 FEDMPQ_API void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1,
                                       uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);
 
-// code = clamp(rint(left / step + right / step), low, high) and, in two bits each, where it fell: 0 inside, 1 above, 2 below
+// code = clamp(rint(left / step + right / step), low, high) and, in two bits each, where it fell: 0 inside, 1 above, 2 below.
+// Element i of an image's n has bits 2 * (i / q) and up of byte i % q, q = ceil(n/4).
 FEDMPQ_API int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step,
                               float low, float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states);
 
@@ -113,7 +115,8 @@ typedef struct {
   uint32_t step_number, round, layer, seed, client;
 } FedmpqUpdate;
 
-// Returns 0, or -3 if the gradient holds NaN or infinity (the codes are then untouched).
+// Returns 0, or -3 if the gradient holds NaN or infinity (the codes are then untouched) or its sum with the momentum is
+// infinite (they then hold no meaning).
 FEDMPQ_API int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, uint8_t* codes);
 
 #ifdef __cplusplus

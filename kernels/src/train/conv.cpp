@@ -202,7 +202,7 @@ struct Start {
 
 // Every row of the output, out_width x 16*blocks, at target(y); then row(y, there).
 template <class Target, class Row>
-void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, bool small,
+void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, int fit,
                const Start& start, Target target, Row row) {
   const int line = layout.padded_width * layout.depth;
   const int segments = product.segments(), quads = product.quads(layout.depth), blocks = product.blocks();
@@ -212,7 +212,7 @@ void correlate(const Product& product, const Layout& layout, const uint8_t* padd
     offsets[s] = r * product.dilation_h * line + c * product.dilation_w * layout.depth;
   }
   const ptrdiff_t block = ptrdiff_t{segments} * quads * lanes * 4;
-  const auto tile = small ? ops().tile_u4 : ops().tile_u8;
+  const auto tile = ops().tile;
   for (int y = 0; y < product.out_height; ++y) {
     const uint8_t* from = padded + int64_t{y} * product.stride_h * line;
     int32_t* sums = target(y);
@@ -221,10 +221,21 @@ void correlate(const Product& product, const Layout& layout, const uint8_t* padd
       for (int x = 0; x < product.out_width; x += max_rows) {
         const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
         tile({from + x * product.stride_w * layout.depth, product.stride_w * layout.depth, rows, offsets, segments, quads,
-              packed + b * block, block, blocks - b < 2 ? 1 : 2, sums + (x * blocks + b) * lanes, blocks * lanes, start.used});
+              packed + b * block, block, blocks - b < 2 ? 1 : 2, sums + (x * blocks + b) * lanes, blocks * lanes, start.used,
+              fit});
       }
     row(y, sums);
   }
+}
+
+int greatest_weight(const FedmpqConv& c, const int8_t* weights) {
+  const int64_t count = int64_t{c.out_channels} * (c.channels / c.groups) * c.kernel_h * c.kernel_w;
+  int greatest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int magnitude = weights[i] < 0 ? -weights[i] : weights[i];
+    greatest = magnitude > greatest ? magnitude : greatest;
+  }
+  return greatest;
 }
 
 bool is_depthwise(const FedmpqConv& c) { return c.groups == c.channels && c.out_channels == c.channels; }
@@ -316,11 +327,12 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
   depthwise_taps(c, layout, offsets);
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
   const int64_t out = int64_t{c.out_height} * c.out_width * c.channels;
+  const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest_weight(c, weights));
   const bool enough = with_scratch(raw, layout.size(), 1, c.images, threads, [&](int image, Scratch& scratch) {
     pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
     for (int y = 0; y < c.out_height; ++y)
       ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
-                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero, offsets, by_tap.data(),
+                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, offsets, by_tap.data(),
                        acc + image * out + int64_t{y} * c.out_width * c.channels});
     after(image);
   });
@@ -351,6 +363,7 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
                  {weights + int64_t{g} * outputs * inputs * taps, int64_t{inputs} * taps, taps, false},
                  packed.data() + g * product.packed_size(layout.depth), total.data() + g * outputs);
   const int stride = product.blocks() * lanes;
+  const int fit = products_that_fit(2, pairs != 0 ? 15 : (flip ? 128 : 255), greatest_weight(c, weights));
   // Rows that need no tidying are summed where they belong.
   const bool direct = c.groups == 1 && outputs == stride;
   const bool enough =
@@ -363,7 +376,7 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
           pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
           const Start start(product, total.data() + g * outputs, shifted);
           correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth),
-                    pairs != 0, start, target, [&](int y, int32_t* sums) {
+                    fit, start, target, [&](int y, int32_t* sums) {
                       if (direct) return;
                       tidy(sums, c.out_width, outputs, stride);
                       scatter(sums, c.out_width, outputs, c.out_channels,
@@ -441,6 +454,7 @@ int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors,
                    packed.data() + g * product.packed_size(layout.depth), total.data() + g * outputs);
   }
   const int stride = product.blocks() * lanes;
+  const int fit = products_that_fit(deep ? 1 : 2, deep || !flip ? 128 : 255, greatest_weight(c, weights));
   const bool enough = with_scratch(
       raw, layout.size(), int64_t{c.width} * stride, c.images, threads, [&](int image, Scratch& scratch) {
         uint16_t* to = out + int64_t{image} * c.height * c.width * c.channels;
@@ -458,13 +472,13 @@ int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors,
           if (deep) {
             for (int y = 0; y < c.height; ++y) {
               ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, c.width,
-                               c.channels, taps, shifted, offsets, packed.data(), scratch.sums.data()});
+                               c.channels, taps, shifted, fit, offsets, packed.data(), scratch.sums.data()});
               emit(y, scratch.sums.data());
             }
             continue;
           }
           const Start start(product, total.data() + g * outputs, shifted);
-          correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), false,
+          correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit,
                     start, [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
                       tidy(sums, c.width, outputs, stride);
                       emit(y, sums);
@@ -581,7 +595,7 @@ int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* code
   if (!rows) return -1;
   for (int y = 0; y < c.out_height; ++y) rows.data()[y] = y * c.stride_h * planes.row;
   std::atomic<bool> enough{true};
-  const auto tile = pairs != 0 ? ops().tile_u4 : ops().tile_u8;
+  const int fit = products_that_fit(deep ? 1 : 2, pairs != 0 ? 15 : (flip ? 128 : 255), 127);
 
   const auto one_image = [&](int image, Gathered& own) {
     const int8_t* error = errors + image * raw_errors;
@@ -589,7 +603,8 @@ int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* code
       pad(layout, source, image, 0, own.bytes.data(), own.planes.data());
       for (int y = 0; y < c.out_height; ++y)
         ops().depthwise_weights({own.planes.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
-                                 c.stride_w * c.channels, c.out_width, c.channels, taps, zero, offsets, nullptr, nullptr},
+                                 c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, offsets, nullptr,
+                                 nullptr},
                                 error + int64_t{y} * c.out_width * c.channels, own.part.data());
       return;
     }
@@ -605,10 +620,10 @@ int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* code
           const uint8_t* from = own.planes.data() + (column % c.stride_w) * inputs * planes.plane() +
                                 int64_t{r} * c.dilation_h * planes.row + column / c.stride_w;
           for (int i = 0; i < inputs; i += max_rows)
-            tile({from + i * planes.plane(), static_cast<ptrdiff_t>(planes.plane()),
+            ops().tile({from + i * planes.plane(), static_cast<ptrdiff_t>(planes.plane()),
                   inputs - i < max_rows ? inputs - i : max_rows, rows.data(), c.out_height, quads,
                   own.quads.data() + b * block, block, blocks - b < 2 ? 1 : 2,
-                  own.part.data() + g * group_sums + (int64_t{tap} * inputs + i) * width + b * lanes, width, true});
+                  own.part.data() + g * group_sums + (int64_t{tap} * inputs + i) * width + b * lanes, width, true, fit});
         }
     }
   };

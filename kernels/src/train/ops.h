@@ -13,7 +13,12 @@
 namespace fedmpq {
 
 constexpr int lanes = 16;    // output channels a block of weights holds, whatever the register width
-constexpr int max_rows = 8;  // rows a tile takes at a time
+constexpr int max_rows = 16; // rows a tile takes at a time
+
+// How many sums of `terms` products surely add up within 16 bits, given the greatest magnitudes of their factors.
+constexpr int products_that_fit(int terms, int code, int weight) {
+  return 32767 / (terms * code * (weight > 0 ? weight : 1));
+}
 
 // out[r][16 b + l] (+)= sum over segments s, quads q, bytes i of a[r * stride + segment[s] + 4 q + i] * w[b][s][q][l][i]
 struct Tile {
@@ -28,6 +33,7 @@ struct Tile {
   int32_t* out;
   ptrdiff_t out_stride;
   bool add;  // to what is in out
+  int fit;   // sums of two products that surely add up within 16 bits; may be 0
 };
 
 // Affine rescaling of accumulators per channel: t = acc * scale + shift, inside where low < t < high.
@@ -42,6 +48,7 @@ struct Depthwise {
   const uint8_t* a;
   ptrdiff_t stride;
   int pixels, channels, taps, zero;
+  int fit;  // products that surely add up within 16 bits; at least 1
   const int32_t* tap;
   const int8_t* w;
   int32_t* out;
@@ -52,8 +59,7 @@ struct Ops {
   // Whether tiles read `a` as signed bytes (cores that multiply only signed by signed): 8-bit codes then come with
   // 128 taken off. 4-bit codes are the same either way.
   bool signed_bytes;
-  void (*tile_u4)(const Tile&);  // every byte of a is at most 15
-  void (*tile_u8)(const Tile&);
+  void (*tile)(const Tile&);
 
   void (*depthwise)(const Depthwise&);
   // sums[k][c] += (a[p * stride + tap[k] + c] - zero) * error[p][c] over the pixels; w and out are not used

@@ -8,21 +8,75 @@
 namespace fedmpq {
 namespace {
 
+constexpr int width = 16, product_lanes = 32;
+
+#include "vectors.inc"
+#include "vectors_avx2.inc"
+
+template <>
+inline Floats<16> clamped<16>(Floats<16> value, float low, float high) {
+  const __m512 raised = _mm512_max_ps(_mm512_set1_ps(low), same_bits<__m512>(value));
+  return same_bits<Floats<16>>(_mm512_min_ps(_mm512_set1_ps(high), raised));
+}
+
+template <>
+inline Ints<16> load_bytes<16>(const uint8_t* from) {
+  return same_bits<Ints<16>>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+
+template <>
+inline void store_bytes<16>(Ints<16> value, uint8_t* to) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(same_bits<__m512i>(value)));
+}
+
+template <>
+inline Words<16> load_upper<16>(const uint16_t* from) {
+  const __m512i halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  return same_bits<Words<16>>(_mm512_slli_epi32(halves, 16));
+}
+
+template <>
+inline void store_upper<16>(Words<16> bits, uint16_t* to) {
+  const __m512i halves = _mm512_srli_epi32(same_bits<__m512i>(bits), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(halves));
+}
+
+template <>
+inline Products<32> load_factors<32>(const uint8_t* from) {
+  return same_bits<Products<32>>(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
+
+template <>
+inline Products<32> load_factors<32>(const int8_t* from) {
+  return same_bits<Products<32>>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
+
+template <>
+inline void add_products<32>(Products<32> products, int32_t* to) {
+  const __m512i both = same_bits<__m512i>(products);
+  const auto low = same_bits<Ints<16>>(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(both)));
+  const auto high = same_bits<Ints<16>>(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(both, 1)));
+  store(load<16>(to) + low, to);
+  store(load<16>(to + 16) + high, to + 16);
+}
+
 #include "passes.inc"
 
 template <int Rows, int Blocks>
-inline void tile(const Tile& t) {
+inline void product(const Tile& t, int row) {
+  const uint8_t* rows = t.a + row * t.stride;
+  int32_t* out = t.out + row * t.out_stride;
   __m512i sums[Rows][Blocks];
   for (int r = 0; r < Rows; ++r)
     for (int b = 0; b < Blocks; ++b)
-      sums[r][b] = t.add ? _mm512_loadu_si512(t.out + r * t.out_stride + b * lanes) : _mm512_setzero_si512();
+      sums[r][b] = t.add ? _mm512_loadu_si512(out + r * t.out_stride + b * lanes) : _mm512_setzero_si512();
   const int8_t* w = t.w;
   for (int s = 0; s < t.segments; ++s) {
-    const uint8_t* a = t.a + t.segment[s];
+    const uint8_t* a = rows + t.segment[s];
     for (int q = 0; q < t.quads; ++q, a += 4, w += 64) {
       __m512i weights[Blocks];
       for (int b = 0; b < Blocks; ++b) weights[b] = _mm512_loadu_si512(w + b * t.block);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         int32_t four;
         __builtin_memcpy(&four, a + r * t.stride, 4);
@@ -32,15 +86,26 @@ inline void tile(const Tile& t) {
     }
   }
   for (int r = 0; r < Rows; ++r)
-    for (int b = 0; b < Blocks; ++b) _mm512_storeu_si512(t.out + r * t.out_stride + b * lanes, sums[r][b]);
+    for (int b = 0; b < Blocks; ++b) _mm512_storeu_si512(out + r * t.out_stride + b * lanes, sums[r][b]);
 }
 
-#include "tile_cases.inc"
+constexpr int unrolled = 16;
+
+template <int Rows>
+inline void tile(const Tile& t, int row) {
+  if (t.blocks == 1) return product<Rows, 1>(t, row);
+  // Twice eight sums already hide the latency of their additions.
+  constexpr int first = Rows > 8 ? 8 : Rows;
+  product<first, 2>(t, row);
+  if constexpr (Rows > first) product<Rows - first, 2>(t, row + first);
+}
+
+#include "tile_rows.inc"
 
 }  // namespace
 
 const Ops ops_avx512{
-    "avx512",     false,      tile_cases, tile_cases, depthwise, depthwise_weights, statistics,
+    "avx512",     false,      tiles, depthwise, depthwise_weights, statistics,
     requantize, pack,       unpack, backward_sums, backward_error, quantize_error, to_error};
 
 }  // namespace fedmpq

@@ -4,6 +4,10 @@
 namespace fedmpq {
 namespace {
 
+constexpr int width = 4, product_lanes = 8;
+
+#include "vectors.inc"
+
 #include "passes.inc"
 
 void tile(const Tile& t) {
@@ -26,7 +30,7 @@ void tile(const Tile& t) {
 }  // namespace
 
 const Ops ops_scalar{
-    "scalar",     false,      tile, tile, depthwise, depthwise_weights, statistics,
-    requantize, pack,       unpack, backward_sums, backward_error, quantize_error, to_error};
+    "scalar", false, tile, depthwise, depthwise_weights, statistics, requantize, pack, unpack, backward_sums,
+    backward_error, quantize_error, to_error};
 
 }  // namespace fedmpq

@@ -8,21 +8,6 @@
 #include "philox.h"
 #include "threads.h"
 
-namespace fedmpq {
-
-const Ops& ops() {
-  switch (active_isa()) {
-#ifdef FEDMPQ_X86
-    case Isa::avx512:
-      return ops_avx512;
-#endif
-    default:
-      return ops_scalar;
-  }
-}
-
-}  // namespace fedmpq
-
 using namespace fedmpq;
 
 int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, int32_t channels, const float* scale,

@@ -1,0 +1,181 @@
+"""Every measurement of docs/performance.md: prints the tables and writes them between the page's markers."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import planes, train_step
+from bench.machine import Machine
+from bench.memory import ROOT
+from bench.timing import load_average
+from bench.train_step import Case
+from bench.workload import BATCHES, MODELS
+from fedmpq import kernels
+
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- begin of what `make bench` writes -->", "<!-- end of what `make bench` writes -->"
+# What makes torch and its libraries use no more than an instruction set.
+TORCH_LIMITS = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+}
+
+Facts = dict[str, Any]
+"""What `python -m bench.train_step --json` prints."""
+
+
+def step_facts(repetitions: int) -> Iterator[Facts]:
+    """Every model and batch with one thread; then ResNet-20 on all cores, and on lesser instruction sets."""
+    print(f"\ntorch on {train_step.torch_isa()}, load average before {load_average()}\n{train_step.HEADER}")
+    best = kernels.isa()
+    for model in MODELS:
+        for batch in BATCHES:
+            yield _printed(Case(model, batch, repetitions=repetitions))
+    cores = Machine.here().cores
+    if cores > 1:
+        yield _printed(Case("resnet20", 64, threads=cores, repetitions=repetitions, scaling=True))
+    for isa in kernels.supported_isas():
+        if isa in (best, "scalar"):
+            continue
+        kernels.force_isa(isa)
+        yield _printed(Case("resnet20", 64, repetitions=repetitions))
+        kernels.force_isa(best)
+        if isa in TORCH_LIMITS:
+            yield _limited(isa, repetitions)
+
+
+def _printed(case: Case) -> Facts:
+    result = train_step.measure(case)
+    print(train_step.row(result), flush=True)
+    return result.as_dict()
+
+
+def _limited(isa: str, repetitions: int) -> Facts:
+    """Both on `isa`: torch reads its limits when it starts, so in a new process."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.train_step",
+        "--isa",
+        isa,
+        "--repetitions",
+        str(repetitions),
+        "--json",
+    ]
+    environment = {**os.environ, **TORCH_LIMITS[isa]}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    facts: Facts = json.loads(done.stdout)
+    print(
+        f"the same with torch on {facts['torch_isa']}: x torch fp32 {facts['speedup_vs_torch_fp32']:.2f}",
+        flush=True,
+    )
+    return facts
+
+
+def plane_results(repetitions: int) -> list[planes.Result]:
+    print("job         weights bits  kernel us  x memcpy (least to most)  NumPy x kernel (least to most)")
+    results = []
+    for bits in planes.BIT_WIDTHS:
+        for result in planes.measure(planes.RESNET20_WEIGHTS, bits, repetitions, seconds_each=0.01):
+            print(planes.row(result), flush=True)
+            results.append(result)
+    return results
+
+
+def described(machine: Machine, before: list[float], after: list[float]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    return (
+        f"Measured {today} on {machine.cpu_model} ({machine.system}), {machine.cores} cores,"
+        f" {machine.memory_gb} GB; {versions}. Load average {before[0]} before, {after[0]} after."
+    )
+
+
+def step_table(results: list[Facts]) -> str:
+    lines = [
+        "| model | image | batch | threads | kernels | torch on | ms a step | x torch fp32 (least to most)"
+        " | x QAT | x torch engine | memory MB | torch MB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for facts in results:
+        spread = facts["spreads"]["speedup_vs_torch_fp32"]
+        cells = (
+            facts["model"],
+            f"{facts['image'][1]}x{facts['image'][2]}",
+            facts["batch"],
+            facts["threads"],
+            facts["isa"],
+            facts["torch_isa"],
+            f"{facts['seconds']['native']['median'] * 1e3:.1f}",
+            f"**{spread['median']:.2f}** ({spread['least']:.2f} to {spread['greatest']:.2f})",
+            f"{facts['speedup_vs_qat']:.2f}",
+            f"{facts['speedup_vs_torch_engine']:.2f}",
+            f"{facts['memory_growth_mb']:.1f}",
+            f"{facts['torch_memory_growth_mb']:.1f}",
+        )
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def scaling_lines(results: list[Facts]) -> str:
+    lines = []
+    for facts in results:
+        if "scaling" not in facts:
+            continue
+        spread = facts["spreads"]["scaling"]
+        lines.append(
+            f"{facts['model']}, batch {facts['batch']}: {facts['threads']} threads are"
+            f" **{spread['median']:.2f}** times as fast as one"
+            f" ({spread['least']:.2f} to {spread['greatest']:.2f})."
+        )
+    return "\n".join(lines)
+
+
+def plane_table(results: list[planes.Result]) -> str:
+    lines = ["| planes of 270,000 weights | bits | us | x memcpy | NumPy x kernel |", "|---|---|---|---|---|"]
+    for result in results:
+        ratios = f"{result.times_memcpy.median:.2f} | {result.numpy_times_kernel.median:.1f}"
+        lines.append(f"| {result.job} | {result.bits} | {result.seconds.median * 1e6:.1f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def with_generated(page: str, generated: str) -> str:
+    """The page with what stands between its markers replaced."""
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks its markers; it needs the lines {BEGIN!r} and {END!r}")
+    return f"{head}{BEGIN}\n{generated}\n{END}{tail}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.performance", description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=5, help="turns per rival (default %(default)s)")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write into")
+    arguments = parser.parse_args()
+    page = arguments.page.read_text(encoding="utf-8")
+    before = load_average()
+    plane_rows = plane_results(arguments.repetitions)
+    steps = list(step_facts(arguments.repetitions))
+    parts = [
+        described(Machine.here(), before, load_average()),
+        step_table(steps),
+        scaling_lines(steps),
+        f"Bits per weight of ResNet-20: {steps[0]['bits']}. Update rule: {steps[0]['update']}."
+        f" {arguments.repetitions} turns each.",
+        plane_table(plane_rows),
+    ]
+    generated = "\n\n".join(part for part in parts if part)
+    arguments.page.write_text(with_generated(page, generated), encoding="utf-8")
+    print(f"written to {arguments.page}")
+
+
+if __name__ == "__main__":
+    main()

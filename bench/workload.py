@@ -1,0 +1,117 @@
+"""What every rival trains: a model with mixed bit-widths and a few batches; storable for another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.edge_client.engine import Batch, Engine
+from fedmpq.model.exchange import TrainingPlan, UpdateRule
+from fedmpq.model.graph import Graph
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side, average_bits
+from fedmpq.model.randomness import Draws
+from fedmpq.server.pruning_growing import deal_best
+
+Train = Callable[[int], object]
+"""Trains that many steps."""
+
+MODELS = {"resnet20": 32, "resnet44": 32, "mobilenet_v2": 64}
+"""Width of the images. MobileNetV2 halves them five times, and BatchNorm in a batch of one needs more than
+one pixel in the end: torch refuses 32."""
+BATCHES = (1, 16, 64)
+BUDGET = 4
+CLASSES = 10
+INPUT_SCALE, INPUT_ZERO_POINT = 1 / 64, 120
+LEARNING_RATE = 0.01
+DISTINCT_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`graph.name` is the model's name in the zoo."""
+
+    graph: Graph
+    layers: Layers
+    side: Side
+    batches: tuple[Batch, ...]
+
+    @property
+    def bit_widths(self) -> tuple[int, ...]:
+        return tuple(self.layers[node.name].bits for node in self.graph.layers)
+
+    @property
+    def bits(self) -> str:
+        widths = self.bit_widths
+        return (
+            f"{min(widths)} to {max(widths)}, {average_bits(widths, self.graph.layer_sizes):.2f} on average"
+        )
+
+    def save(self, path: Path) -> None:
+        arrays: dict[str, NDArray[np.generic]] = {
+            "graph": np.frombuffer(self.graph.to_bytes(), np.uint8),
+            "images": np.stack([images for images, _ in self.batches]),
+            "labels": np.stack([labels for _, labels in self.batches]),
+        }
+        for name, layer in self.layers.items():
+            arrays[f"codes {name}"], arrays[f"step {name}"] = layer.codes, layer.step
+            arrays[f"bits {name}"] = np.asarray(layer.bits)
+        arrays.update({f"side {name}": tensor for name, tensor in self.side.items()})
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Workload:
+        with np.load(path) as stored:
+            graph = Graph.from_bytes(stored["graph"].tobytes())
+            names = [node.name for node in graph.layers]
+            layers = {
+                name: QuantizedLayer(
+                    stored[f"codes {name}"], int(stored[f"bits {name}"]), stored[f"step {name}"]
+                )
+                for name in names
+            }
+            side = {name: stored[f"side {name}"] for name in graph.side_shapes()}
+            batches = tuple(zip(stored["images"], stored["labels"], strict=True))
+        return cls(graph, layers, side, batches)
+
+
+def dealt_bits(sizes: tuple[int, ...], budget: float = BUDGET) -> tuple[int, ...]:
+    """The widths a server deals when every layer's relative error falls by four with each bit."""
+    return deal_best(sizes, np.tile(4.0 ** -np.arange(1, 9), (len(sizes), 1)), budget)
+
+
+def make_workload(model: str, batch: int) -> Workload:
+    """A fresh model of the zoo, quantized, and random images with random labels; needs torch."""
+    import torch
+
+    from fedmpq.model import zoo
+    from fedmpq.model.trace import initial_state, trace
+
+    torch.manual_seed(0)
+    size = MODELS.get(model, 32)
+    module = zoo.build(model, classes=CLASSES, channels=3)
+    example = torch.zeros(1, 3, size, size)
+    graph = trace(module, example, name=model, input_scale=INPUT_SCALE, input_zero_point=INPUT_ZERO_POINT)
+    weights, side = initial_state(module, graph)
+    widths = zip(graph.layers, dealt_bits(graph.layer_sizes), strict=True)
+    layers = {
+        node.name: QuantizedLayer.from_weights(weights[node.name], bits, "max", False)
+        for node, bits in widths
+    }
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (DISTINCT_BATCHES, batch, size, size, 3), dtype=np.uint8)
+    labels = random.integers(0, CLASSES, (DISTINCT_BATCHES, batch))
+    return Workload(graph, layers, side, tuple(zip(images, labels, strict=True)))
+
+
+def engine_trainer(engine: Engine, work: Workload, update: UpdateRule) -> Train:
+    """Steps of one of this project's engines."""
+    plan = TrainingPlan(update=update, learning_rate=LEARNING_RATE)
+    engine.load(work.graph, work.layers, work.side, plan, Draws(seed=0, client=0, round=1))
+    batches = cycle(work.batches)
+    return lambda steps: engine.train_epoch(islice(batches, steps))

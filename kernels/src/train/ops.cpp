@@ -1,0 +1,24 @@
+#include "ops.h"
+
+namespace fedmpq {
+
+const Ops& ops() {
+  switch (active_isa()) {
+#ifdef FEDMPQ_X86
+    case Isa::avx512:
+      return ops_avx512;
+    case Isa::avx2:
+      return ops_avx2;
+#endif
+#ifdef FEDMPQ_NEON
+    case Isa::neon_dot:
+      return ops_neon_dot;
+    case Isa::neon:
+      return ops_neon;
+#endif
+    default:
+      return ops_scalar;
+  }
+}
+
+}  // namespace fedmpq

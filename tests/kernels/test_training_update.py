@@ -1,0 +1,192 @@
+"""The update of codes against the NumPy one of the edge client, which states the formulas: equal to the bit."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedmpq.edge_client import update
+from fedmpq.edge_client.momentum import Momentum, make_momentum
+from fedmpq.kernels import training
+from fedmpq.model import grid
+from fedmpq.model.randomness import Draws, Purpose
+
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+Codes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+CLIENT, ROUND, LAYER, DECAY = 3, 4, 5, 5e-4
+
+
+@dataclass(frozen=True)
+class Rule:
+    bits: int
+    paper: bool
+    momentum: float
+    momentum_bits: int
+    lasso: float
+    seed: int
+
+    @property
+    def counter(self) -> training.Counter:
+        return training.Counter(self.seed, CLIENT, ROUND, LAYER, 0)
+
+
+rules = st.builds(
+    Rule,
+    bits=st.integers(1, 8),
+    paper=st.booleans(),
+    momentum=st.sampled_from([0.9, 0.5]),
+    momentum_bits=st.sampled_from([0, 8, 32]),
+    lasso=st.sampled_from([0.0, 0.3, 30.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+def by_numpy(
+    rule: Rule, codes: Codes, gradient: Floats, step: Floats, rate: Floats, pull: Floats | None, at: int,
+    momentum: Momentum,
+) -> Codes:  # fmt: skip
+    draws = Draws(rule.seed, CLIENT, ROUND)
+    row = codes.size // step.size
+    weights = grid.dequantize(codes.reshape(step.size, row), step, rule.bits).reshape(-1)
+    direction = momentum.push(gradient + np.float32(DECAY) * weights)
+    rates = np.repeat(rate, row)
+    uniforms = draws.uniform(codes.size, Purpose.UPDATE, layer=LAYER, step=at)
+    if rule.paper:
+        codes = update.paper_update(codes, direction, rates, rule.bits, uniforms)
+        if pull is None:
+            return codes
+        uniforms = draws.uniform(codes.size, Purpose.LASSO, layer=LAYER, step=at)
+        return update.lasso_update(codes, pull, rule.bits, uniforms)
+    with np.errstate(over="ignore"):
+        move = direction * rates
+    if pull is not None:
+        move = move + update.lasso_move(codes, pull, rule.bits)
+    return update.rounded_update(codes, move, rule.bits, uniforms)
+
+
+def by_kernel(
+    rule: Rule, codes: Codes, gradient: Floats, step: Floats, rate: Floats, pull: Floats | None, at: int,
+    buffer: training.MomentumBuffer,
+) -> bool:  # fmt: skip
+    counter = training.Counter(rule.seed, CLIENT, ROUND, LAYER, at)
+    return training.update_codes(
+        codes,
+        gradient,
+        bits=rule.bits,
+        paper=rule.paper,
+        step=step,
+        rate=rate,
+        weight_decay=DECAY,
+        momentum=rule.momentum,
+        buffer=buffer,
+        pull=pull,
+        counter=counter,
+    )
+
+
+@per_isa
+@given(
+    rules,
+    st.sampled_from([(1, 1), (1, 127), (1, 129), (1, 1025), (3, 5), (17, 61), (4, 700)]),
+    st.sampled_from([1e-30, 1e-4, 1e-1, 10.0, 1e30]),
+)
+def test_three_updates_equal_numpy(isa: str, rule: Rule, shape: tuple[int, int], size: float) -> None:
+    rng = np.random.default_rng(rule.seed)
+    low, high = grid.code_range(rule.bits)
+    codes = rng.integers(low, high + 1, shape[0] * shape[1]).astype(np.uint8)
+    step = rng.uniform(0.01, 0.1, shape[0]).astype(np.float32)
+    rate = rng.uniform(0.1, 2, shape[0]).astype(np.float32)
+    pull = update.lasso_pull(codes, rule.bits, rule.lasso) if rule.lasso else None
+    momentum = make_momentum(codes.size, rule.momentum, rule.momentum_bits)
+    buffer = training.MomentumBuffer.zeros(codes.size, rule.momentum_bits)
+    expected = codes.copy()
+    for at in range(3):
+        gradient = (rng.normal(size=codes.size) * size).astype(np.float32)
+        gradient[::5] = 0
+        expected = by_numpy(rule, expected, gradient, step, rate, pull, at, momentum)
+        assert by_kernel(rule, codes, gradient, step, rate, pull, at, buffer)
+        np.testing.assert_array_equal(codes, expected)
+
+
+@per_isa
+@given(st.integers(1, 8), st.integers(-70, 40), st.integers(-3, 3), st.integers(0, 1000))
+def test_the_papers_exponent_rounds_as_numpy_does(
+    isa: str, bits: int, exponent: int, offset: int, seed: int
+) -> None:
+    """Directions within a few units of where `round(log2)` changes: sqrt(1/2) times a power of two."""
+    rule = Rule(bits, True, 0.0, 0, 0.0, seed)
+    edge = np.float32(np.sqrt(0.5)).view(np.int32) + np.int32(offset)
+    direction = np.ldexp(np.full(200, edge).view(np.float32), exponent)
+    low, high = grid.code_range(bits)
+    codes = np.random.default_rng(seed).integers(low, high + 1, 200).astype(np.uint8)
+    weightless = np.full(1, 2.0**-30, np.float32)  # keeps the decay out of the last bits
+    one = np.ones(1, np.float32)
+    momentum = make_momentum(200, 0.0, 0)
+    expected = by_numpy(rule, codes, direction, weightless, one, None, 0, momentum)
+    buffer = training.MomentumBuffer.zeros(200, 0)
+    assert by_kernel(rule, codes, direction, weightless, one, None, 0, buffer)
+    np.testing.assert_array_equal(codes, expected)
+
+
+def one_weight(rule: Rule, gradient: float, rate: float) -> tuple[int, int]:
+    """What the kernel and NumPy make of 200 equal gradients, as sums of codes."""
+    codes = np.full(200, 2 ** (rule.bits - 1), np.uint8)
+    gradients = np.full(200, gradient, np.float32)
+    step, rates = np.full(1, 0.1, np.float32), np.full(1, rate, np.float32)
+    momentum = make_momentum(200, rule.momentum, rule.momentum_bits)
+    with np.errstate(over="ignore"):
+        expected = by_numpy(rule, codes, gradients, step, rates, None, 0, momentum)
+    buffer = training.MomentumBuffer.zeros(200, rule.momentum_bits)
+    assert by_kernel(rule, codes, gradients, step, rates, None, 0, buffer)
+    return int(codes.sum()), int(expected.sum())
+
+
+@pytest.mark.parametrize("paper", [True, False])
+@pytest.mark.parametrize("gradient", [3e38, -3e38, 1e-40, 0.0])
+@pytest.mark.parametrize("momentum_bits", [0, 8, 32])
+def test_gradients_at_the_ends_of_float32(
+    isa: str, paper: bool, gradient: float, momentum_bits: int
+) -> None:
+    """Times the rate they pass float32's range, or lie among its denormals."""
+    for bits in (1, 4, 8):
+        rule = Rule(bits, paper, 0.9, momentum_bits, 0.0, 1)
+        got, expected = one_weight(rule, gradient, 1e10)
+        assert got == expected
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("paper", [True, False])
+def test_a_gradient_that_is_not_finite_changes_nothing(isa: str, bad: float, paper: bool) -> None:
+    codes = np.full(2000, 7, np.uint8)
+    gradient = np.ones(2000, np.float32)
+    gradient[1999] = bad
+    ones = np.ones(1, np.float32)
+    rule = Rule(4, paper, 0.9, 32, 0.0, 1)
+    buffer = training.MomentumBuffer.zeros(2000, 32)
+    assert not by_kernel(rule, codes, gradient, ones, ones, None, 0, buffer)
+    assert (codes == 7).all()
+    assert not buffer.codes.any()
+
+
+@pytest.mark.parametrize("momentum_bits", [8, 32])
+def test_a_momentum_that_overflows_is_told(isa: str, momentum_bits: int) -> None:
+    codes, gradient, ones = np.full(200, 7, np.uint8), np.full(200, 3e38, np.float32), np.ones(1, np.float32)
+    rule = Rule(4, False, 0.9, momentum_bits, 0.0, 1)
+    buffer = training.MomentumBuffer.zeros(200, momentum_bits)
+    assert by_kernel(rule, codes, gradient, ones, ones, None, 0, buffer)
+    assert not by_kernel(rule, codes, gradient, ones, ones, None, 1, buffer)
+
+
+def test_tables_and_steps_of_the_wrong_length_are_refused() -> None:
+    codes, gradient, ones = np.full(6, 7, np.uint8), np.ones(6, np.float32), np.ones(1, np.float32)
+    rule = Rule(4, True, 0.0, 0, 0.0, 1)
+    buffer = training.MomentumBuffer.zeros(6, 0)
+    with pytest.raises(ValueError, match="the Lasso's table has 7 entries; 4 bits need 8"):
+        by_kernel(rule, codes, gradient, ones, ones, np.zeros(7, np.float32), 0, buffer)
+    four = np.ones(4, np.float32)
+    with pytest.raises(ValueError, match="4 steps do not divide 6 weights"):
+        by_kernel(rule, codes, gradient, four, four, None, 0, buffer)
