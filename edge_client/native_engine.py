@@ -478,8 +478,7 @@ class NativeEngine:
             return Tensor(out, source.form, pool.images, shape)
         target = source.form.averaged()
         out = self._new_codes(pool.images, pool.outputs, target)
-        window = np.float32(pool.kernel_h * pool.kernel_w)
-        multiplier = np.float32(source.form.scale / (target.scale * window))
+        multiplier = source.form.averaging(pool.kernel_h * pool.kernel_w)
         native.average_pool(
             pool, source.codes, float(multiplier), target.low, target.high, self.threads, out.data
         )

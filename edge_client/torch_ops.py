@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -216,8 +215,8 @@ def average_pool(value: Value, op: AvgPool | None) -> tuple[Value, Backward]:
     stride, padding = (kernel, (0, 0)) if op is None else (op.stride, op.padding)
     window = kernel[0] * kernel[1]
     sums = functional.avg_pool2d(codes, kernel, stride, padding, divisor_override=1)
-    # In float32 and this order, as the integer program has it: averages often lie halfway between two codes.
-    multiplier = np.float32(form.scale / (target.scale * np.float32(window)))
+    # The integer program's own multiplier: averages often lie halfway between two codes.
+    multiplier = float(form.averaging(window))
     pooled = torch.round(sums * float(multiplier)).clamp_(target.low, target.high)
 
     def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -30,7 +30,7 @@ PROTOTYPES: dict[str, tuple[type[_SimpleCData[Any]] | None, tuple[type[_SimpleCD
     "fedmpq_conv_forward": (_I32, (_POINTER, _POINTER, _I32, _I32, _POINTER, _I32, _POINTER, _POINTER)),
     "fedmpq_conv_backward_sums": (
         _I32,
-        (_POINTER, _POINTER, _I32, _I32, *(_POINTER,) * 2, *_RESCALE, *(_POINTER,) * 2, _I32, *(_POINTER,) * 2),
+        (*(_POINTER,) * 2, _I32, _I32, *(_POINTER,) * 2, *_RESCALE, *(_POINTER,) * 2, _I32, *(_POINTER,) * 2),
     ),
     "fedmpq_conv_backward_input": (_I32, (_POINTER, _POINTER, _POINTER, _F32, _I32, _I32, _POINTER)),
     "fedmpq_conv_backward_weights": (
