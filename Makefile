@@ -6,7 +6,7 @@ TORCH := torch>=2.13,<2.14
 FOLDERS := proto kernels model edge_client server export lab cli
 KERNEL_SOURCES := kernels/CMakeLists.txt $(shell find kernels/include kernels/src -type f)
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench wheels clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -22,10 +22,13 @@ test: lint ## lint, then every test
 lint: .venv/installed build/typed ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@MYPYPATH=build/typed $(BIN)/mypy -p fedmpq -p bench -p tests -m setup
+	@MYPYPATH=build/typed $(BIN)/mypy -p fedmpq -p bench -p tests -p tools -m setup
 
 bench: .venv/installed ## the native engine against torch, the kernels against NumPy; writes docs/performance.md
 	@$(BIN)/python -m bench.performance
+
+wheels: .venv/installed ## a wheel for x86_64 and one for aarch64, into dist/
+	@$(BIN)/python -m tools.wheels
 
 clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist *.egg-info kernels/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -30,6 +30,10 @@ class Machine:
             versions={"python": platform.python_version(), **versions},
         )
 
+    def busy_with(self, load: list[float]) -> bool:
+        """Whether other work kept more than a quarter of the cores before a measurement."""
+        return load[0] > self.cores / 4
+
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 

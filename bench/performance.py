@@ -92,9 +92,13 @@ def plane_results(repetitions: int) -> list[planes.Result]:
 def described(machine: Machine, before: list[float], after: list[float]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     today = datetime.datetime.now(datetime.timezone.utc).date()
+    warning = (
+        " **The machine was busy with other work: the figures say little, those of several threads least.**"
+    )
     return (
         f"Measured {today} on {machine.cpu_model} ({machine.system}), {machine.cores} cores,"
         f" {machine.memory_gb} GB; {versions}. Load average {before[0]} before, {after[0]} after."
+        f"{warning if machine.busy_with(before) else ''}"
     )
 
 
@@ -169,7 +173,7 @@ def main() -> None:
         step_table(steps),
         scaling_lines(steps),
         f"Bits per weight of ResNet-20: {steps[0]['bits']}. Update rule: {steps[0]['update']}."
-        f" {arguments.repetitions} turns each.",
+        f" Turns of each rival: {arguments.repetitions}.",
         plane_table(plane_rows),
     ]
     generated = "\n\n".join(part for part in parts if part)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -228,8 +229,10 @@ def main() -> None:
     if arguments.isa:
         kernels.force_isa(arguments.isa)
     results = []
+    if Machine.here().busy_with(load := load_average()):
+        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
     if not arguments.json:
-        print(f"torch on {torch_isa()}, load average before {load_average()}\n{HEADER}", flush=True)
+        print(f"torch on {torch_isa()}, load average before {load}\n{HEADER}", flush=True)
     for case in _cases(arguments):
         results.append(measure(case))
         if not arguments.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -86,7 +87,17 @@ def dealt_bits(sizes: tuple[int, ...], budget: float = BUDGET) -> tuple[int, ...
 
 
 def make_workload(model: str, batch: int) -> Workload:
-    """A fresh model of the zoo, quantized, and random images with random labels; needs torch."""
+    """A model of the zoo, quantized, and random images with random labels; needs torch."""
+    graph, layers, side = _quantized_model(model)
+    random = np.random.default_rng(0)
+    channels, height, width = graph.input.shape
+    images = random.integers(0, 256, (DISTINCT_BATCHES, batch, height, width, channels), dtype=np.uint8)
+    labels = random.integers(0, CLASSES, (DISTINCT_BATCHES, batch))
+    return Workload(graph, layers, side, tuple(zip(images, labels, strict=True)))
+
+
+@cache
+def _quantized_model(model: str) -> tuple[Graph, Layers, Side]:
     import torch
 
     from fedmpq.model import zoo
@@ -103,10 +114,7 @@ def make_workload(model: str, batch: int) -> Workload:
         node.name: QuantizedLayer.from_weights(weights[node.name], bits, "max", False)
         for node, bits in widths
     }
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (DISTINCT_BATCHES, batch, size, size, 3), dtype=np.uint8)
-    labels = random.integers(0, CLASSES, (DISTINCT_BATCHES, batch))
-    return Workload(graph, layers, side, tuple(zip(images, labels, strict=True)))
+    return graph, layers, side
 
 
 def engine_trainer(engine: Engine, work: Workload, update: UpdateRule) -> Train:

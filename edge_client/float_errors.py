@@ -9,7 +9,7 @@ With `a` the codes (image, row, column, channel), zero-padded, `e` the errors of
     weight gradient [o, i, r, c] = sum over n, y, x of e[n, y, x, o] * a[n, s*y + d*r - p, s*x + d*c - p, i]
     input gradient [n, s*y + d*r - p, s*x + d*c - p, i] = sum over o, r, c of e[n, y, x, o] * w[o, i, r, c]
 
-As matrix products, with what lies under the kernel at each pixel laid out in a row.
+As matrix products, image by image, with what lies under the kernel at each pixel laid out in a row.
 """
 
 from __future__ import annotations
@@ -25,24 +25,30 @@ Floats = NDArray[np.float32]
 Halves = NDArray[np.uint16]
 """bfloat16: the upper half of a float32."""
 
+_PRODUCTS_AT_ONCE = 2**22
+
 
 def weight_gradient(conv: Conv, codes: Floats, errors: Floats) -> Floats:
     """Codes (image, row, column, channel), errors in the order of the output; shaped as the weights."""
     padded = np.pad(codes, ((0, 0), (conv.pad_h,) * 2, (conv.pad_w,) * 2, (0, 0)))
-    under = np.stack([_by_group(padded[where], conv) for where in _taps(conv)], axis=3)
-    rows = under.reshape(conv.groups, -1, _fan_in(conv))
-    gradient = _by_group(errors, conv).transpose(0, 2, 1) @ rows
+    under = np.stack([_by_group(padded[where], conv) for where in _taps(conv)], axis=4)
+    rows = under.reshape(conv.images, conv.groups, conv.pixels, _fan_in(conv))
+    columns = _by_group(errors, conv).transpose(0, 1, 3, 2)
+    gradient = np.zeros((conv.groups, conv.out_channels // conv.groups, _fan_in(conv)), np.float32)
+    for start in range(0, conv.images, span := max(1, _PRODUCTS_AT_ONCE // conv.weights)):
+        gradient += (columns[start : start + span] @ rows[start : start + span]).sum(axis=0)
     return gradient.reshape(conv.out_channels, conv.channels // conv.groups, conv.kernel_h, conv.kernel_w)
 
 
 def input_gradient(conv: Conv, weights: Floats, errors: Floats) -> Floats:
     """Errors in the order of the output; the result is (image, row, column, channel)."""
     rows = _by_group(errors, conv) @ weights.reshape(conv.groups, -1, _fan_in(conv))
-    under = rows.reshape(conv.groups, -1, conv.channels // conv.groups, conv.kernel_h * conv.kernel_w)
+    taps = conv.kernel_h * conv.kernel_w
+    under = rows.reshape(conv.images, conv.groups, conv.pixels, conv.channels // conv.groups, taps)
     height, width = conv.height + 2 * conv.pad_h, conv.width + 2 * conv.pad_w
     padded = np.zeros((conv.images, height, width, conv.channels), np.float32)
     for tap, where in enumerate(_taps(conv)):
-        padded[where] += under[..., tap].transpose(1, 0, 2).reshape(padded[where].shape)
+        padded[where] += under[..., tap].transpose(0, 2, 1, 3).reshape(padded[where].shape)
     return padded[:, conv.pad_h : height - conv.pad_h, conv.pad_w : width - conv.pad_w]
 
 
@@ -67,9 +73,8 @@ def _taps(conv: Conv) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _by_group(values: Floats, conv: Conv) -> Floats:
-    """(group, pixel, channel of the group)"""
-    pixels = conv.images * conv.pixels
-    return values.reshape(pixels, conv.groups, -1).transpose(1, 0, 2)
+    """(image, group, pixel, channel of the group)"""
+    return values.reshape(conv.images, conv.pixels, conv.groups, -1).transpose(0, 2, 1, 3)
 
 
 def _fan_in(conv: Conv) -> int:

@@ -67,15 +67,21 @@ class _Layer:
     """One layer during a round."""
 
     quantized: QuantizedLayer
+    scale: Vector
+    """Of the integer weights, one per output channel; steps do not move during a round."""
     momentum: MomentumBuffer
     rate: Vector
     pull: Vector | None = None
+    _integers: NDArray[np.int8] | None = None
 
-    @property
-    def scale(self) -> Vector:
-        """Of the integer weights, one per output channel."""
-        scale = self.quantized.integer_scale()
-        return np.ascontiguousarray(np.broadcast_to(scale, (len(self.quantized.codes),)), dtype=np.float32)
+    def integer_weights(self) -> NDArray[np.int8]:
+        """The codes as the kernels multiply them, made once a step."""
+        if self._integers is None:
+            self._integers = self.quantized.integer_weights()
+        return self._integers
+
+    def codes_moved(self) -> None:
+        self._integers = None
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ class NativeEngine:
         source, layer = step.values[unit.source], self._layers[unit.node.name]
         conv = self._conv_of(unit, source)
         acc = self._arena.take(conv.images * conv.outputs, np.int32)
-        weights, wanted = layer.quantized.integer_weights(), unit.norm is not None
+        weights, wanted = layer.integer_weights(), unit.norm is not None
         sums = native.conv_forward(conv, source.codes, weights, self.threads, acc, statistics=wanted)
         target = self._format(quantizer)
         forward = self._normalized(unit, conv, sums, source.form, layer, target)
@@ -269,13 +275,14 @@ class NativeEngine:
         for part, value in (("running_mean", mean), ("running_var", unbiased)):
             held = self._side[f"{name}.{part}"]
             held += np.float32(op.momentum) * (value.astype(np.float32) - held)
+            self._require_finite(f"the side tensor '{name}.{part}'", held)
 
     def _product_backward(self, unit: ProductUnit, quantizer: Quantizer, step: _Step) -> None:
         forward, error = step.forwards.pop(unit.output), step.errors.pop(unit.output)
         conv, source, layer = forward.conv, step.values[unit.source], self._layers[unit.node.name]
         acc = self._arena.take(conv.images * conv.outputs, np.int32)
         maps = forward.rescale, forward.norm, forward.bias
-        weights = layer.quantized.integer_weights()
+        weights = layer.integer_weights()
         sums = native.conv_backward_sums(conv, source.codes, weights, error, *maps, self.threads, acc)
         self._require_finite(f"the error of layer {unit.node.name!r}", sums)
         self._update_clip(quantizer, math.fsum(sums[2]), math.fsum(sums[3]))
@@ -317,7 +324,7 @@ class NativeEngine:
         source, layer = step.values[unit.source], self._layers[unit.node.name]
         conv = self._conv_of(unit, source)
         acc = self._arena.take(conv.images * conv.outputs, np.int32)
-        native.conv_forward(conv, source.codes, layer.quantized.integer_weights(), self.threads, acc)
+        native.conv_forward(conv, source.codes, layer.integer_weights(), self.threads, acc)
         classes = conv.out_channels
         bias = self._side[f"{unit.node.name}.bias"] if unit.op.bias else np.zeros(classes, np.float32)
         scale = layer.scale * source.form.scale
@@ -367,7 +374,7 @@ class NativeEngine:
     ) -> None:
         """Pass the errors to the input and update the codes."""
         source, layer = step.values[unit.source], self._layers[unit.node.name]
-        weights = layer.quantized.integer_weights()
+        weights = layer.integer_weights()
         if unit.source != INPUT:
             known = unit.source in step.errors
             if not known:
@@ -383,7 +390,7 @@ class NativeEngine:
     def _learn_in_floats(self, unit: ProductUnit, conv: Conv, error: Errors, step: _Step) -> None:
         """The same from errors as they are, in units of the integer weights."""
         source, layer = step.values[unit.source], self._layers[unit.node.name]
-        errors, weights = floats.widened(error), layer.quantized.integer_weights().astype(np.float32)
+        errors, weights = floats.widened(error), layer.integer_weights().astype(np.float32)
         if unit.source != INPUT:
             passed = floats.input_gradient(conv, weights, errors).reshape(-1)
             if unit.source in step.errors:
@@ -410,6 +417,7 @@ class NativeEngine:
             pull=layer.pull,
             counter=self._counter(unit, step),
         )
+        layer.codes_moved()
         if not finite:
             raise self._diverged(f"the gradient of layer {unit.node.name!r} is not finite")
 
@@ -581,7 +589,8 @@ class NativeEngine:
         self._require_finite(f"the side tensor {name!r}", tensor)
 
     def _require_finite(self, what: str, values: NDArray[np.floating[Any]] | float) -> None:
-        if not np.isfinite(values).all():
+        # A sum of finite numbers may overflow, so only one that is not finite is worth a closer look.
+        if not math.isfinite(np.add.reduce(values, axis=None)) and not np.isfinite(values).all():
             raise self._diverged(f"{what} is not finite")
 
     def _diverged(self, what: str) -> TrainingError:
@@ -600,7 +609,9 @@ def _trained(layer: QuantizedLayer, plan: TrainingPlan) -> _Layer:
     )
     bits = plan.momentum_bits if plan.momentum else 0
     own = replace(layer, codes=np.array(layer.codes, order="C"))
-    return _Layer(own, MomentumBuffer.zeros(layer.codes.size, bits), np.asarray(rate, dtype=np.float32))
+    scale = np.array(np.broadcast_to(layer.integer_scale(), (len(layer.codes),)), dtype=np.float32)
+    momentum = MomentumBuffer.zeros(layer.codes.size, bits)
+    return _Layer(own, scale, momentum, np.asarray(rate, dtype=np.float32))
 
 
 def _refresh_lasso(layer: _Layer, strength: float) -> None:

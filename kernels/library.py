@@ -28,6 +28,7 @@ PROTOTYPES: dict[str, tuple[type[_SimpleCData[Any]] | None, tuple[type[_SimpleCD
     "fedmpq_philox4x32": (None, (_POINTER, _POINTER, _POINTER)),
     "fedmpq_philox_uniform": (None, (_I64, _U32, _U32, _U32, _U32, _U32, _POINTER)),
     "fedmpq_conv_forward": (_I32, (_POINTER, _POINTER, _I32, _I32, _POINTER, _I32, _POINTER, _POINTER)),
+    "fedmpq_force_bit_serial": (None, (_I32,)),
     "fedmpq_conv_backward_sums": (
         _I32,
         (*(_POINTER,) * 2, _I32, _I32, *(_POINTER,) * 2, *_RESCALE, *(_POINTER,) * 2, _I32, *(_POINTER,) * 2),

@@ -168,6 +168,11 @@ def conv_forward(
     return sums
 
 
+def force_bit_serial(most_bits: int) -> None:
+    """Use the bit-serial form for 4-bit codes with weights of up to `most_bits`; -1: where it is faster."""
+    library.fedmpq_force_bit_serial(most_bits)
+
+
 def conv_backward_sums(
     conv: Conv,
     codes: StoredCodes,

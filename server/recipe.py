@@ -1,6 +1,6 @@
 """Recipes: the methods that train integer codes, each as the few choices in which it differs from the others.
 
-`profile` is "paper", exact, or "best", what measures better; ALGORITHM sections 1, 3, 5 and 6 define both.
+`profile` is "paper", exact, or "best", what measures better; docs/algorithm.md states both.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the project's own targets run beside tests and benches: wheels, and ARM boards emulated on this machine."""
+"""What the project runs on itself beside tests and benches: wheels, and ARM boards emulated here."""

@@ -2,10 +2,11 @@
 
     ARM_CPU=cortex-a76 python -m tools.arm_board SCRIPT [ARGUMENT...]
 
-makes the board in build/arm when it is not there yet (about a minute), then runs SCRIPT on it as its Python would;
-without SCRIPT it only makes it. cortex-a72 (the default) is a Raspberry Pi 4, cortex-a76 a Raspberry Pi 5. Nothing is
-installed, and root is not needed: Debian's packages are downloaded by apt from wherever this machine gets its own, and
-unpacked; wheels come by pip. Results are those of a real board, bit for bit; times mean nothing.
+makes the board in build/arm when it is not there yet (about a minute), then runs SCRIPT on it as its Python
+would; without SCRIPT it only makes it. cortex-a72 (the default) is a Raspberry Pi 4, cortex-a76 a Pi 5.
+Nothing is installed, and root is not needed: Debian's packages are downloaded by apt from wherever this
+machine gets its own, and unpacked; wheels come by pip. Results are those of a real board, bit for bit; times
+mean nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.wheels import WheelError, install
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "arm"
@@ -37,8 +40,6 @@ DEBIAN_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 MERGED = ("bin", "lib", "sbin")
 # What `fedmpq[edge]` needs, and what its tests do.
 WHEELS = ("numpy>=2", "protobuf>=6.31.1,<8", "grpcio>=1.76", "pillow", "pytest>=8", "hypothesis")
-# Debian 12 has glibc 2.36.
-PLATFORMS = tuple(f"manylinux_2_{minor}_aarch64" for minor in range(36, 16, -1))
 
 
 class BoardError(RuntimeError):
@@ -59,6 +60,9 @@ class Board:
         if cpu not in CPUS:
             raise BoardError(f"there is no board with a {cpu!r}; take {' or '.join(CPUS)}")
         return self.folder / cpu / "python"
+
+    def python_version(self) -> str:
+        return _python_of(self.folder / "root").name.removeprefix("python")
 
 
 def main() -> None:
@@ -96,9 +100,11 @@ def check_host() -> None:
     if system.get("ID") != "debian":
         # Ubuntu, for one, keeps its arm64 packages on a mirror that its x86_64 machines do not know.
         name = system.get("PRETTY_NAME", platform.system())
-        raise NotDebianError(f"a board is made of Debian's packages, and this is {name}; run it on Debian 12 or later")
+        raise NotDebianError(
+            f"a board is made of Debian's packages, and this is {name}; take a Debian machine"
+        )
     if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
-        raise NotDebianError(f"{' and '.join(missing)} not found; a board is made of Debian's packages by them")
+        raise NotDebianError(f"a board is made of Debian's packages by {' and '.join(missing)}: not found")
 
 
 def _make(folder: Path) -> None:
@@ -111,10 +117,15 @@ def _make(folder: Path) -> None:
     if qemu is None:
         apt.unpack(host, ("qemu-user",), folder / "qemu")
         qemu = str(folder / "qemu" / "usr" / "bin" / "qemu-aarch64")
+        for other in set(Path(qemu).parent.iterdir()) - {Path(qemu)}:
+            other.unlink()
     shutil.rmtree(folder / "apt")
     python = _python_of(root)
     version = python.name.removeprefix("python")
-    install(WHEELS, version, folder / "site")
+    try:
+        install(WHEELS, "aarch64", version, folder / "site")
+    except WheelError as error:
+        raise BoardError(str(error)) from None
     _compile([root / "usr" / "lib" / python.name, folder / "site"], version)
     for cpu in CPUS:
         _make_cpu(folder, cpu, qemu, python)
@@ -165,13 +176,6 @@ class _Apt:
 def _python_of(root: Path) -> Path:
     """The interpreter itself: usr/bin/python3.N."""
     return next(path for path in (root / "usr" / "bin").glob("python3.*") if path.suffix[1:].isdigit())
-
-
-def install(packages: tuple[str, ...], version: str, target: Path) -> None:
-    """Wheels for a board with Python `version`, with what they depend on, into the folder `target`."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
-    command += ["--target", str(target), "--only-binary=:all:", "--implementation=cp", f"--python-version={version}"]
-    _run([*command, *(f"--platform={name}" for name in PLATFORMS), *packages])
 
 
 def _compile(folders: list[Path], version: str) -> None:

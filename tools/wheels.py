@@ -1,8 +1,8 @@
 """Builds a wheel for every architecture on this machine: `python -m tools.wheels` puts them into dist/.
 
-Wheels are built from the source distribution, so what it lacks, they lack. Their library is compiled by zig, which comes
-from the package index and knows the symbols of old C libraries: wheels built anywhere run on every Linux with glibc
-`GLIBC` or later. The platform tag is what auditwheel reads off the library's symbols, not what was asked for.
+Wheels are built from the source distribution, so what it lacks, they lack. Their library is compiled by zig,
+which comes from the package index and knows the symbols of old C libraries: wheels built anywhere run on
+every Linux with glibc `GLIBC` or later. The platform tag is what auditwheel reads off the library's symbols.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,12 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "wheels"
 ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = "2.17"
+NEWEST_GLIBC = 36
+"""Minor version; Debian 12's, beyond which wheels of others are no use to a board."""
 
 _BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
 
 
 class WheelError(RuntimeError):
-    """A wheel that could not be built; the message says what is missing or what failed."""
+    """A wheel that could not be built or installed; the message says what is missing or what failed."""
 
 
 def main() -> None:
@@ -51,7 +53,7 @@ def main() -> None:
 def build(architecture: str) -> Path:
     """The wheel for `architecture`, from the cache if the sources are those it was built from."""
     if architecture not in ARCHITECTURES:
-        raise WheelError(f"{architecture!r} is no architecture with wheels; take one of {', '.join(ARCHITECTURES)}")
+        raise WheelError(f"there are no wheels for {architecture!r}, only for {', '.join(ARCHITECTURES)}")
     with TemporaryDirectory() as scratch, _alone(architecture):
         source = _source(Path(scratch))
         kept = CACHE / architecture / _digest(source)
@@ -61,6 +63,16 @@ def build(architecture: str) -> Path:
             _tag(_compile(architecture, source), kept)
             (kept / "done").touch()
         return next(kept.glob("*.whl"))
+
+
+def install(packages: Iterable[str], architecture: str, python: str, target: Path) -> None:
+    """Has pip put wheels for that architecture and Python into a folder, with what they depend on."""
+    minors = range(NEWEST_GLIBC, int(GLIBC.partition(".")[2]) - 1, -1)
+    platforms = [f"--platform=manylinux_2_{minor}_{architecture}" for minor in minors]
+    kind = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+    quiet = ["--disable-pip-version-check", "--quiet", "--no-warn-conflicts", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "install", *quiet, *kind, f"--target={target}", *packages]
+    _run(command, ROOT, {})
 
 
 def _source(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 from torch import fx, nn
 
 from bench import memory, performance, torch_rivals, train_step, workload
+from bench.machine import Machine
 from bench.memory import Growth
 from bench.timing import Spread
 from bench.train_step import Case, Result
@@ -219,6 +220,13 @@ def test_only_what_is_between_the_markers_is_replaced() -> None:
 
 def test_the_page_in_the_repository_can_be_written_into() -> None:
     performance.with_generated(performance.PAGE.read_text(encoding="utf-8"), "new")
+
+
+def test_a_busy_machine_is_told_of() -> None:
+    machine = Machine.here()
+    assert machine.cores >= 1
+    assert "busy" in performance.described(machine, [machine.cores / 2, 0.0, 0.0], [0.0, 0.0, 0.0])
+    assert "busy" not in performance.described(machine, [0.1, 9.0, 9.0], [9.0, 9.0, 9.0])
 
 
 def test_tables_have_a_row_for_each_result() -> None:

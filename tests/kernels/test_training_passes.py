@@ -167,7 +167,8 @@ def test_errors_are_rounded_stochastically(
     drawn = random_bytes(images, count, counter, 3).astype(np.float32)
     chance = (drawn + np.float32(0.5)) * np.float32(2**-8)
     moved = widened(error) * np.float32(inverse) + chance
-    expected = np.clip(np.floor(moved), -127, 127).astype(np.int8)
+    shifted = np.clip(moved, np.float32(-127), np.float32(127.5)) + np.float32(128)
+    expected = (np.floor(shifted) - 128).astype(np.int8)
     np.testing.assert_array_equal(quantized(error, inverse, counter, threads), expected)
 
 

@@ -33,7 +33,7 @@ def naive_density(codes: Codes, bits: int) -> float:
 
 
 def naive_pruning(codes: Codes, bits: int, density: float) -> tuple[list[int], int]:
-    """ALGORITHM, section 4, word by word."""
+    """docs/algorithm.md, MSB pruning, word by word."""
     flat = codes.reshape(-1).tolist()
     while bits > 2:
         equal = sum((code >> (bits - 1)) == (code >> (bits - 2) & 1) for code in flat)

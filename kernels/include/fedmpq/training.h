@@ -36,6 +36,10 @@ typedef struct {
 FEDMPQ_API int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
                                        const int8_t* weights, int32_t threads, int32_t* acc, double* sums);
 
+// Makes fedmpq_conv_forward use the bit-serial form (AND and popcount on bit-planes) for 4-bit codes with weights of up to
+// so many bits, at most 7, or, if negative, where it is faster, which is the default. For tests and measurements.
+FEDMPQ_API void fedmpq_force_bit_serial(int32_t most_bits);
+
 // The accumulators again and, with t = acc * scale + shift and g = error where low < t < high, else 0:
 // sums[0][o] = sum of g, sums[1][o] = sum of g * (acc * norm + bias), sums[2][o] = sum of errors with t >= high,
 // sums[3][o] = with t <= low.
@@ -64,7 +68,8 @@ FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32
                                       const float* norm, const float* bias, const float* gain, const float* mean_g,
                                       const float* mean_gx, int32_t threads, float* greatest);
 
-// clamp(floor(error * inverse + u), -127, 127), u = (random byte + 1/2)/256. The bytes of image i are those of blocks
+// floor(clamp(error * inverse + u, -127, 127.5) + 128) - 128 in float32 (the shift may round away what is under 2^-17 below
+// a whole number), u = (random byte + 1/2)/256. The bytes of image i are those of blocks
 // i * ceil(count/16) and on of Philox4x32-10 with counter (block, c1, c2, c3) and key (k0, k1), least byte first.
 FEDMPQ_API void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1,
                                       uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <new>
 
+#include "bitserial.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 #include "shuffle.h"
@@ -200,30 +201,76 @@ struct Start {
   }
 };
 
+// The runs of bytes under the kernel, from the first pixel on.
+struct Segments {
+  int32_t offsets[1024];
+  int count, quads;
+
+  Segments(const Product& product, const Layout& layout)
+      : count(product.segments()), quads(product.quads(layout.depth)) {
+    const int line = layout.padded_width * layout.depth;
+    for (int s = 0; s < count; ++s) {
+      const int r = product.joined() ? s : s / product.kernel_w, c = product.joined() ? 0 : s % product.kernel_w;
+      offsets[s] = r * product.dilation_h * line + c * product.dilation_w * layout.depth;
+    }
+  }
+};
+
+// One row of the output from the pixel at `from` on.
+void tile_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, const int8_t* packed,
+              int fit, bool add, int32_t* sums) {
+  const int blocks = product.blocks(), stride = product.stride_w * depth;
+  const ptrdiff_t block = ptrdiff_t{segments.count} * segments.quads * lanes * 4;
+  const auto tile = ops().tile;
+  for (int b = 0; b < blocks; b += 2)
+    for (int x = 0; x < product.out_width; x += max_rows) {
+      const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
+      tile({from + x * stride, stride, rows, segments.offsets, segments.count, segments.quads, packed + b * block, block,
+            blocks - b < 2 ? 1 : 2, sums + (x * blocks + b) * lanes, blocks * lanes, add, fit});
+    }
+}
+
+// The bit-serial form of a product: planes of one group's weights, and room for those of an image's codes.
+struct Serial {
+  int bits;  // of a weight; 0 if the form is not used
+  const uint64_t* weights;
+  uint8_t* codes;
+};
+
+// The same by bit-planes, whose offsets are an eighth of those of bytes. Planes lie `plane` bytes apart.
+void bit_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t plane,
+             const Serial& serial, bool add, int32_t* sums) {
+  const int blocks = product.blocks(), stride = product.stride_w * depth / 8, words = up(segments.quads, 16) / 16;
+  const int used = 4 * segments.quads % 64;  // bits of the last word
+  const int64_t block = plane_words(segments.count, segments.quads, serial.bits);
+  int32_t code_sums[max_rows];
+  for (int x = 0; x < product.out_width; x += max_rows) {
+    const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
+    BitTile tile{from + x * stride, plane, stride, rows, segments.offsets, segments.count, words,
+                 used == 0 ? ~uint64_t{0} : (uint64_t{1} << used) - 1, serial.weights, serial.bits,
+                 sums + int64_t{x} * blocks * lanes, blocks * lanes, add};
+    bit_serial().sum(tile, code_sums);
+    for (int b = 0; b < blocks; ++b, tile.w += block, tile.out += lanes) bit_serial().product(tile, code_sums);
+  }
+}
+
 // Every row of the output, out_width x 16*blocks, at target(y); then row(y, there).
 template <class Target, class Row>
 void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, int fit,
-               const Start& start, Target target, Row row) {
-  const int line = layout.padded_width * layout.depth;
-  const int segments = product.segments(), quads = product.quads(layout.depth), blocks = product.blocks();
-  int32_t offsets[1024];
-  for (int s = 0; s < segments; ++s) {
-    const int r = product.joined() ? s : s / product.kernel_w, c = product.joined() ? 0 : s % product.kernel_w;
-    offsets[s] = r * product.dilation_h * line + c * product.dilation_w * layout.depth;
+               const Serial& serial, const Start& start, Target target, Row row) {
+  Segments segments(product, layout);
+  const int64_t line = int64_t{layout.padded_width} * layout.depth * product.stride_h, codes = layout.size() - slack;
+  if (serial.bits > 0) {
+    fedmpq_pack_planes(padded, codes, code_planes, serial.codes);
+    for (int s = 0; s < segments.count; ++s) segments.offsets[s] /= 8;
   }
-  const ptrdiff_t block = ptrdiff_t{segments} * quads * lanes * 4;
-  const auto tile = ops().tile;
   for (int y = 0; y < product.out_height; ++y) {
-    const uint8_t* from = padded + int64_t{y} * product.stride_h * line;
     int32_t* sums = target(y);
-    if (start.used) start.fill(sums, product.out_width, blocks * lanes);
-    for (int b = 0; b < blocks; b += 2)
-      for (int x = 0; x < product.out_width; x += max_rows) {
-        const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
-        tile({from + x * product.stride_w * layout.depth, product.stride_w * layout.depth, rows, offsets, segments, quads,
-              packed + b * block, block, blocks - b < 2 ? 1 : 2, sums + (x * blocks + b) * lanes, blocks * lanes, start.used,
-              fit});
-      }
+    if (start.used) start.fill(sums, product.out_width, product.blocks() * lanes);
+    if (serial.bits > 0)
+      bit_row(product, layout.depth, segments, serial.codes + y * line / 8, codes / 8, serial, start.used, sums);
+    else
+      tile_row(product, layout.depth, segments, padded + y * line, packed, fit, start.used, sums);
     row(y, sums);
   }
 }
@@ -286,10 +333,10 @@ void scatter(const int32_t* sums, int width, int outputs, int channels, int32_t*
 
 // Buffers of one thread for one kind of product.
 struct Scratch {
-  Buffer<uint8_t> bytes, padded;
+  Buffer<uint8_t> bytes, padded, planes;
   Buffer<int32_t> sums;
-  Scratch(int64_t raw, int64_t copy, int64_t row) : bytes(raw + slack), padded(copy), sums(row) {}
-  explicit operator bool() const { return bytes && padded && sums; }
+  Scratch(int64_t raw, int64_t copy, int64_t row) : bytes(raw + slack), padded(copy), planes(copy / 2 + slack), sums(row) {}
+  explicit operator bool() const { return bytes && padded && planes && sums; }
 };
 
 template <class Body>
@@ -364,6 +411,15 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
                  packed.data() + g * product.packed_size(layout.depth), total.data() + g * outputs);
   const int stride = product.blocks() * lanes;
   const int fit = products_that_fit(2, pairs != 0 ? 15 : (flip ? 128 : 255), greatest_weight(c, weights));
+  // Planes have whole bytes of a pixel.
+  const int quads = product.quads(layout.depth);
+  const int bits = pairs != 0 && inputs % 8 == 0 ? serial_bits(weights, int64_t{c.out_channels} * inputs * taps, 4 * quads) : 0;
+  const int64_t group_words = product.blocks() * plane_words(product.segments(), quads, bits);
+  Buffer<uint64_t> planes(group_words * c.groups);
+  if (!planes) return -1;
+  for (int g = 0; g < c.groups && bits > 0; ++g)
+    weight_planes(packed.data() + g * product.packed_size(layout.depth), product.blocks(), product.segments(), quads, bits,
+                  planes.data() + g * group_words);
   // Rows that need no tidying are summed where they belong.
   const bool direct = c.groups == 1 && outputs == stride;
   const bool enough =
@@ -376,7 +432,7 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
           pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
           const Start start(product, total.data() + g * outputs, shifted);
           correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth),
-                    fit, start, target, [&](int y, int32_t* sums) {
+                    fit, {bits, planes.data() + g * group_words, scratch.planes.data()}, start, target, [&](int y, int32_t* sums) {
                       if (direct) return;
                       tidy(sums, c.out_width, outputs, stride);
                       scatter(sums, c.out_width, outputs, c.out_channels,
@@ -479,7 +535,7 @@ int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors,
           }
           const Start start(product, total.data() + g * outputs, shifted);
           correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit,
-                    start, [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
+                    {}, start, [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
                       tidy(sums, c.width, outputs, stride);
                       emit(y, sums);
                     });

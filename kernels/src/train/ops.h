@@ -54,6 +54,12 @@ struct Depthwise {
   int32_t* out;
 };
 
+// t = (left - left_zero) * left_scale + (right - right_zero) * right_scale; codes are clamp(rint(t), low, high) - low.
+struct Addition {
+  int left_zero, right_zero;
+  float left_scale, right_scale, low, high;
+};
+
 struct Ops {
   const char* name;
   // Whether tiles read `a` as signed bytes (cores that multiply only signed by signed): 8-bit codes then come with
@@ -80,10 +86,15 @@ struct Ops {
   float (*backward_error)(const int32_t* acc, uint16_t* error, int64_t pixels, int channels, const Rescale& rescale,
                           const float* norm, const float* bias, const float* gain, const float* mean_g,
                           const float* mean_gx);
-  // clamp(floor(error * inverse + (random + 1/2)/256), -127, 127)
+  // floor(clamp(error * inverse + (random + 1/2)/256, -127, 127.5) + 128) - 128
   void (*quantize_error)(const uint16_t* error, int64_t count, float inverse, const uint8_t* random, int8_t* out);
   // out = error-sized: acc * scale, or added to what is there
   void (*to_error)(const int32_t* acc, int64_t count, float scale, bool add, uint16_t* out);
+  // Codes of a sum; two bits at `shift` of each state are set to where it fell: 0 inside, 1 above, 2 below
+  void (*add_codes)(const Addition& sum, int64_t count, const uint8_t* left, const uint8_t* right, int shift,
+                    uint8_t* codes, uint8_t* states);
+  // Zeroes errors that fell outside and adds them to above[i % 16] or below[i % 16]
+  void (*pass_error)(const uint8_t* states, int64_t count, int shift, uint16_t* error, float* above, float* below);
 };
 
 extern const Ops ops_scalar;

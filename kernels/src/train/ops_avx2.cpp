@@ -79,45 +79,76 @@ inline void narrow(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* ou
   sums.flush(t, out);
 }
 
+constexpr int chunk = 256;  // quads that are widened at a time
+
+// The next quads of each row as 16-bit numbers, one after the other; how many.
+template <int Rows>
+struct Widened {
+  int16_t codes[Rows][4 * chunk + 16];
+  int segment = 0, quad = 0;  // where the next ones are
+
+  int next(const Tile& t, const uint8_t* a) {
+    int filled = 0;
+    while (segment < t.segments && filled < chunk) {
+      const int left = t.quads - quad, count = left < chunk - filled ? left : chunk - filled;
+      for (int r = 0; r < Rows; ++r)
+        widen(a + r * t.stride + t.segment[segment] + 4 * quad, 4 * count, codes[r] + 4 * filled);
+      filled += count;
+      quad = count < left ? quad + count : 0;
+      segment += count < left ? 0 : 1;
+    }
+    return filled;
+  }
+
+  static void widen(const uint8_t* from, int count, int16_t* to) {
+    for (int i = 0; i < count; i += 16) store(load_factors<16>(from + i), to + i);
+  }
+};
+
 // Rows x 8 outputs, two sums each of two products, as 32-bit numbers.
 template <int Rows>
-inline void wide(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* out) {
+inline void wide(const Tile& t, const int16_t (&codes)[Rows][4 * chunk + 16], int quads, const int8_t* w, bool add,
+                 int32_t* out) {
   __m256i sums[Rows][2];
   for (auto& row : sums) row[0] = row[1] = _mm256_setzero_si256();
-  for (int s = 0; s < t.segments; ++s) {
-    const uint8_t* from = a + t.segment[s];
-    for (int q = 0; q < t.quads; ++q, from += 4, w += 64) {
-      const __m256i both = load_weights(w);
-      const __m256i w0 = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(both));
-      const __m256i w1 = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(both, 1));
+  for (int q = 0; q < quads; ++q, w += 64) {
+    const __m256i w0 = same_bits<__m256i>(load_factors<16>(w)), w1 = same_bits<__m256i>(load_factors<16>(w + 16));
 #pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) {
-        const __m256i codes = _mm256_cvtepu8_epi16(_mm_set1_epi32(quad(from + r * t.stride)));
-        sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(codes, w0));
-        sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(codes, w1));
-      }
+    for (int r = 0; r < Rows; ++r) {
+      int64_t four;
+      __builtin_memcpy(&four, codes[r] + 4 * q, sizeof four);
+      const __m256i factors = _mm256_set1_epi64x(four);
+      sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(factors, w0));
+      sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(factors, w1));
     }
   }
   for (int r = 0; r < Rows; ++r) {
     int32_t* to = out + r * t.out_stride;
     const __m256i total = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[r][0], sums[r][1]), 0xD8);
-    store_ints(t.add ? _mm256_add_epi32(load_ints(to), total) : total, to);
+    store_ints(add ? _mm256_add_epi32(load_ints(to), total) : total, to);
+  }
+}
+
+template <int Rows>
+inline void all_wide(const Tile& t, const uint8_t* a, int32_t* out) {
+  Widened<Rows> widened;
+  const int8_t* w = t.w;
+  bool add = t.add;
+  while (const int quads = widened.next(t, a)) {
+    for (int b = 0; b < t.blocks; ++b)
+      for (int half = 0; half < 2; ++half)
+        wide<Rows>(t, widened.codes, quads, w + b * t.block + 32 * half, add, out + b * lanes + 8 * half);
+    w += 64 * quads;
+    add = true;
   }
 }
 
 template <int Rows>
 inline void tile(const Tile& t, int row) {
   const uint8_t* a = t.a + row * t.stride;
-  for (int b = 0; b < t.blocks; ++b) {
-    const int8_t* w = t.w + b * t.block;
-    int32_t* out = t.out + row * t.out_stride + b * lanes;
-    if (t.fit > 1) {
-      narrow<Rows>(t, a, w, out);
-    } else {
-      wide<Rows>(t, a, w, out);
-      wide<Rows>(t, a, w + 32, out + 8);
-    }
-  }
+  int32_t* out = t.out + row * t.out_stride;
+  if (t.fit < 2) return all_wide<Rows>(t, a, out);
+  for (int b = 0; b < t.blocks; ++b) narrow<Rows>(t, a, t.w + b * t.block, out + b * lanes);
 }
 
 constexpr int unrolled = 4;
@@ -128,7 +159,8 @@ constexpr int unrolled = 4;
 
 const Ops ops_avx2{
     "avx2",   false,  tiles,         depthwise,      depthwise_weights, statistics, requantize,
-    pack,     unpack, backward_sums, backward_error, quantize_error,    to_error};
+    pack,     unpack, backward_sums, backward_error, quantize_error,    to_error,
+    add_codes, pass_error};
 
 }  // namespace fedmpq
 

@@ -106,7 +106,8 @@ inline void tile(const Tile& t, int row) {
 
 const Ops ops_avx512{
     "avx512",     false,      tiles, depthwise, depthwise_weights, statistics,
-    requantize, pack,       unpack, backward_sums, backward_error, quantize_error, to_error};
+    requantize, pack,       unpack, backward_sums, backward_error, quantize_error, to_error,
+    add_codes, pass_error};
 
 }  // namespace fedmpq
 

@@ -16,57 +16,88 @@ constexpr int width = 4, product_lanes = 8;
 
 #include "passes.inc"
 
-// The same four bytes twice.
-inline int8x8_t quad(const uint8_t* from) {
-  int32_t four;
-  __builtin_memcpy(&four, from, sizeof four);
-  return vreinterpret_s8_s32(vdup_n_s32(four));
-}
-
-// Four products each of outputs 0 and 1, 2 and 3, 4 and 5, 6 and 7, to eight sums.
-inline void add_to(const int32x4_t low[2], const int32x4_t high[2], bool add, int32_t* out) {
-  const int32x4_t first = vpaddq_s32(low[0], low[1]), second = vpaddq_s32(high[0], high[1]);
+// Eight outputs' sums from two 32-bit numbers for each of them, two outputs a register.
+inline void write(const int32x4_t (&pairs)[4], bool add, int32_t* out) {
+  const int32x4_t first = vpaddq_s32(pairs[0], pairs[1]), second = vpaddq_s32(pairs[2], pairs[3]);
   vst1q_s32(out, add ? vaddq_s32(vld1q_s32(out), first) : first);
   vst1q_s32(out + 4, add ? vaddq_s32(vld1q_s32(out + 4), second) : second);
 }
 
-// Rows x 8 outputs as 16-bit numbers; the 32-bit ones are few enough accesses to live in memory.
+// Four neighbouring quads of a row.
+inline int32x4_t four_quads(const uint8_t* from) { return vreinterpretq_s32_u8(vld1q_u8(from)); }
+
+// One quad, four times the same.
+inline int8x16_t spread(const uint8_t* from) {
+  int32_t four;
+  __builtin_memcpy(&four, from, sizeof four);
+  return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+template <int Quad>
+inline int8x16_t spread(int32x4_t quads) {
+  return vreinterpretq_s8_s32(vdupq_laneq_s32(quads, Quad));
+}
+
+// Rows x 16 outputs as 16-bit numbers, of which writing adds up to 32-bit ones in memory.
 template <int Rows>
-struct Parts {
-  int16x8_t part[Rows][4];
+struct Narrow16 {
+  int16x8_t part[Rows][8];
 
   void clear() {
     for (auto& row : part)
-      for (auto& four : row) four = vdupq_n_s16(0);
+      for (auto& sums : row) sums = vdupq_n_s16(0);
   }
 
-  void multiply(const Tile& t, const uint8_t* a, const int8_t* w, int quads) {
-    for (int q = 0; q < quads; ++q, a += 4, w += 64) {
-      const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
+  void multiply(const int8x16_t (&codes)[Rows], const int8_t* w) {
 #pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const int8x16_t weights = vld1q_s8(w + 16 * i);
+#pragma GCC unroll 2
       for (int r = 0; r < Rows; ++r) {
-        const int8x8_t codes = quad(a + r * t.stride);
-        part[r][0] = vmlal_s8(part[r][0], codes, vget_low_s8(w0));
-        part[r][1] = vmlal_s8(part[r][1], codes, vget_high_s8(w0));
-        part[r][2] = vmlal_s8(part[r][2], codes, vget_low_s8(w1));
-        part[r][3] = vmlal_s8(part[r][3], codes, vget_high_s8(w1));
+        part[r][2 * i] = vmlal_s8(part[r][2 * i], vget_low_s8(codes[r]), vget_low_s8(weights));
+        part[r][2 * i + 1] = vmlal_high_s8(part[r][2 * i + 1], codes[r], weights);
       }
     }
   }
 
-  void flush(const Tile& t, bool add, int32_t* out) {
-    for (int r = 0; r < Rows; ++r) {
-      int32x4_t pairs[4];
-      for (int i = 0; i < 4; ++i) pairs[i] = vpaddlq_s16(part[r][i]);
-      add_to(pairs, pairs + 2, add, out + r * t.out_stride);
+  template <int Quad>
+  void multiply(const int32x4_t (&quads)[Rows], const int8_t* w) {
+    int8x16_t codes[Rows];
+    for (int r = 0; r < Rows; ++r) codes[r] = spread<Quad>(quads[r]);
+    multiply(codes, w + 64 * Quad);
+  }
+
+  void multiply(const Tile& t, const uint8_t* a, const int8_t* w, int quads) {
+    int q = 0;
+    for (; q + 4 <= quads; q += 4, a += 16, w += 256) {
+      int32x4_t codes[Rows];
+      for (int r = 0; r < Rows; ++r) codes[r] = four_quads(a + r * t.stride);
+      multiply<0>(codes, w);
+      multiply<1>(codes, w);
+      multiply<2>(codes, w);
+      multiply<3>(codes, w);
     }
+    for (; q < quads; ++q, a += 4, w += 64) {
+      int8x16_t codes[Rows];
+      for (int r = 0; r < Rows; ++r) codes[r] = spread(a + r * t.stride);
+      multiply(codes, w);
+    }
+  }
+
+  void flush(const Tile& t, bool add, int32_t* out) {
+    for (int r = 0; r < Rows; ++r)
+      for (int half = 0; half < 2; ++half) {
+        int32x4_t pairs[4];
+        for (int i = 0; i < 4; ++i) pairs[i] = vpaddlq_s16(part[r][4 * half + i]);
+        write(pairs, add, out + r * t.out_stride + 8 * half);
+      }
     clear();
   }
 };
 
 template <int Rows>
 inline void narrow(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* out) {
-  Parts<Rows> sums;
+  Narrow16<Rows> sums;
   sums.clear();
   bool add = t.add;
   int room = 2 * t.fit;
@@ -85,65 +116,68 @@ inline void narrow(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* ou
   sums.flush(t, add, out);
 }
 
-// Two products fit whatever the bytes are.
+// Rows x 8 outputs as 32-bit numbers: two products of bytes fit in 16 bits whatever they are.
 template <int Rows>
-inline void two_quads(const Tile& t, const uint8_t* a, const int8_t* w, int32x4_t (&sums)[Rows][4]) {
-  const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16), next0 = vld1q_s8(w + 64), next1 = vld1q_s8(w + 80);
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r) {
-    const int8x8_t codes = quad(a + r * t.stride), next = quad(a + r * t.stride + 4);
-    const auto add = [&](int i, int8x8_t first, int8x8_t second) {
-      sums[r][i] = vpadalq_s16(sums[r][i], vmlal_s8(vmull_s8(codes, first), next, second));
-    };
-    add(0, vget_low_s8(w0), vget_low_s8(next0));
-    add(1, vget_high_s8(w0), vget_high_s8(next0));
-    add(2, vget_low_s8(w1), vget_low_s8(next1));
-    add(3, vget_high_s8(w1), vget_high_s8(next1));
-  }
-}
+struct Wide {
+  int32x4_t sums[Rows][4];
 
-template <int Rows>
-inline void one_quad(const Tile& t, const uint8_t* a, const int8_t* w, int32x4_t (&sums)[Rows][4]) {
-  const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
-  for (int r = 0; r < Rows; ++r) {
-    const int8x8_t codes = quad(a + r * t.stride);
-    sums[r][0] = vpadalq_s16(sums[r][0], vmull_s8(codes, vget_low_s8(w0)));
-    sums[r][1] = vpadalq_s16(sums[r][1], vmull_s8(codes, vget_high_s8(w0)));
-    sums[r][2] = vpadalq_s16(sums[r][2], vmull_s8(codes, vget_low_s8(w1)));
-    sums[r][3] = vpadalq_s16(sums[r][3], vmull_s8(codes, vget_high_s8(w1)));
+  void two(int row, int8x16_t codes, int8x16_t next, const int8_t* w) {
+    for (int i = 0; i < 2; ++i) {
+      const int8x16_t first = vld1q_s8(w + 16 * i), second = vld1q_s8(w + 64 + 16 * i);
+      const int16x8_t low = vmull_s8(vget_low_s8(codes), vget_low_s8(first)), high = vmull_high_s8(codes, first);
+      sums[row][2 * i] = vpadalq_s16(sums[row][2 * i], vmlal_s8(low, vget_low_s8(next), vget_low_s8(second)));
+      sums[row][2 * i + 1] = vpadalq_s16(sums[row][2 * i + 1], vmlal_high_s8(high, next, second));
+    }
   }
-}
+
+  void one(int row, int8x16_t codes, const int8_t* w) {
+    for (int i = 0; i < 2; ++i) {
+      const int8x16_t weights = vld1q_s8(w + 16 * i);
+      const int16x8_t low = vmull_s8(vget_low_s8(codes), vget_low_s8(weights));
+      sums[row][2 * i] = vpadalq_s16(sums[row][2 * i], low);
+      sums[row][2 * i + 1] = vpadalq_s16(sums[row][2 * i + 1], vmull_high_s8(codes, weights));
+    }
+  }
+};
 
 template <int Rows>
 inline void wide(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* out) {
-  int32x4_t sums[Rows][4];
-  for (auto& row : sums)
-    for (auto& four : row) four = vdupq_n_s32(0);
+  Wide<Rows> wide;
+  for (auto& row : wide.sums)
+    for (auto& sums : row) sums = vdupq_n_s32(0);
   for (int s = 0; s < t.segments; ++s) {
     const uint8_t* from = a + t.segment[s];
     int q = 0;
-    for (; q + 2 <= t.quads; q += 2, from += 8, w += 128) two_quads<Rows>(t, from, w, sums);
-    for (; q < t.quads; ++q, w += 64) one_quad<Rows>(t, from, w, sums);
+    for (; q + 4 <= t.quads; q += 4, from += 16, w += 256)
+#pragma GCC unroll 2
+      for (int r = 0; r < Rows; ++r) {
+        const int32x4_t quads = four_quads(from + r * t.stride);
+        wide.two(r, spread<0>(quads), spread<1>(quads), w);
+        wide.two(r, spread<2>(quads), spread<3>(quads), w + 128);
+      }
+    for (; q < t.quads; ++q, from += 4, w += 64)
+      for (int r = 0; r < Rows; ++r) wide.one(r, spread(from + r * t.stride), w);
   }
-  for (int r = 0; r < Rows; ++r) add_to(sums[r], sums[r] + 2, t.add, out + r * t.out_stride);
+  for (int r = 0; r < Rows; ++r) write(wide.sums[r], t.add, out + r * t.out_stride);
 }
 
 template <int Rows>
 inline void tile(const Tile& t, int row) {
   const uint8_t* a = t.a + row * t.stride;
-  for (int b = 0; b < t.blocks; ++b)
-    for (int half = 0; half < 2; ++half) {
-      const int8_t* w = t.w + b * t.block + 32 * half;
-      int32_t* out = t.out + row * t.out_stride + b * lanes + 8 * half;
-      // With less room than for eight quads, writing sums back would take longer than the products.
-      if (t.fit >= 4)
-        narrow<Rows>(t, a, w, out);
-      else
-        wide<Rows>(t, a, w, out);
+  for (int b = 0; b < t.blocks; ++b) {
+    const int8_t* w = t.w + b * t.block;
+    int32_t* out = t.out + row * t.out_stride + b * lanes;
+    // With less room than for eight quads, writing sums back would take longer than the products.
+    if (t.fit >= 4) {
+      narrow<Rows>(t, a, w, out);
+    } else {
+      wide<Rows>(t, a, w, out);
+      wide<Rows>(t, a, w + 32, out + 8);
     }
+  }
 }
 
-constexpr int unrolled = 4;
+constexpr int unrolled = 2;
 
 #include "tile_rows.inc"
 
@@ -151,7 +185,8 @@ constexpr int unrolled = 4;
 
 const Ops ops_neon{
     "neon", true,   tiles,         depthwise,      depthwise_weights, statistics, requantize,
-    pack,   unpack, backward_sums, backward_error, quantize_error,    to_error};
+    pack,   unpack, backward_sums, backward_error, quantize_error,    to_error,
+    add_codes, pass_error};
 
 }  // namespace fedmpq
 

@@ -69,7 +69,8 @@ constexpr int unrolled = 4;
 
 const Ops ops_neon_dot{
     "neon_dot", true,   tiles,         depthwise,      depthwise_weights, statistics, requantize,
-    pack,       unpack, backward_sums, backward_error, quantize_error,    to_error};
+    pack,       unpack, backward_sums, backward_error, quantize_error,    to_error,
+    add_codes, pass_error};
 
 }  // namespace fedmpq
 

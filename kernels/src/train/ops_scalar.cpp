@@ -31,6 +31,7 @@ void tile(const Tile& t) {
 
 const Ops ops_scalar{
     "scalar", false, tile, depthwise, depthwise_weights, statistics, requantize, pack, unpack, backward_sums,
-    backward_error, quantize_error, to_error};
+    backward_error, quantize_error, to_error,
+    add_codes, pass_error};
 
 }  // namespace fedmpq

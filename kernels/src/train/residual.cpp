@@ -39,47 +39,10 @@ uint16_t halved(float value) {
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-void add_part(const uint8_t* __restrict a, const uint8_t* __restrict b, int64_t count, int zero_a, int zero_b, float first,
-              float second, float low, float high, int shift, uint8_t* __restrict codes, uint8_t* __restrict state) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float t = static_cast<float>(a[i] - zero_a) * first + static_cast<float>(b[i] - zero_b) * second;
-    codes[i] = static_cast<uint8_t>(static_cast<int32_t>(rounded(clamped(t, low, high)) - low));
-    const int where = (t >= high ? 1 : 0) | (t <= low ? 2 : 0);
-    state[i] = static_cast<uint8_t>(state[i] | where << shift);
-  }
-}
-
-// Sums of errors that were clipped, in as many lanes as a vector may have: the order of additions is the same everywhere.
+// Sums of errors that were clipped, in lanes: the order of additions is the same everywhere.
 struct Clipped {
   float above[lanes], below[lanes];
 };
-
-// error & mask as a float: what is masked out becomes +0, which changes no sum.
-float masked(uint16_t error, uint32_t mask) { return widened(static_cast<uint16_t>(error & mask)); }
-
-template <int Count>
-void pass_lanes(const uint8_t* __restrict state, int shift, uint16_t* __restrict error, float* __restrict above,
-                float* __restrict below) {
-  for (int l = 0; l < Count; ++l) {
-    // All ones where the state's first or second bit is set.
-    const uint32_t over = 0u - (static_cast<uint32_t>(state[l]) >> shift & 1u);
-    const uint32_t under = 0u - (static_cast<uint32_t>(state[l]) >> (shift + 1) & 1u);
-    above[l] += masked(error[l], over);
-    below[l] += masked(error[l], under);
-    error[l] = static_cast<uint16_t>(error[l] & ~(over | under));
-  }
-}
-
-void pass_part(const uint8_t* state, int64_t count, int shift, uint16_t* error, Clipped& clipped) {
-  float above[lanes], below[lanes];
-  std::memcpy(above, clipped.above, sizeof above);
-  std::memcpy(below, clipped.below, sizeof below);
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) pass_lanes<lanes>(state + i, shift, error + i, above, below);
-  for (int l = 0; i < count; ++i, ++l) pass_lanes<1>(state + i, shift, error + i, above + l, below + l);
-  std::memcpy(clipped.above, above, sizeof above);
-  std::memcpy(clipped.below, below, sizeof below);
-}
 
 // exp to about 2 units in the last place, by additions and multiplications alone, so that every machine agrees.
 float exponential(float x) {
@@ -136,7 +99,7 @@ using namespace fedmpq;
 int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step, float low,
                    float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states) {
   const int64_t quarter = (count + 3) / 4;
-  const float first = left->scale / step, second = right->scale / step;
+  const Addition sum{left->zero, right->zero, left->scale / step, right->scale / step, low, high};
   std::atomic<bool> enough{true};
   parallel(images, threads, [&](int image, int) {
     auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(3 * count)));
@@ -151,8 +114,7 @@ int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t im
     std::memset(state, 0, static_cast<size_t>(quarter));
     for (int part = 0; part < 4; ++part) {
       const int64_t start = part * quarter, end = start + quarter < count ? start + quarter : count;
-      add_part(a + start, b + start, end - start, left->zero, right->zero, first, second, low, high, 2 * part,
-               codes + start, state);
+      ops().add_codes(sum, end - start, a + start, b + start, 2 * part, codes + start, state);
     }
     if (pairs != 0) ops().pack(codes, count, out + image * ((count + 1) / 2));
     std::free(scratch);
@@ -168,7 +130,8 @@ int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, 
   parallel(images, threads, [&](int image, int) {
     for (int part = 0; part < 4; ++part) {
       const int64_t start = part * quarter, end = start + quarter < count ? start + quarter : count;
-      pass_part(states + image * quarter, end - start, 2 * part, error + image * count + start, parts[image]);
+      ops().pass_error(states + image * quarter, end - start, 2 * part, error + image * count + start, parts[image].above,
+                       parts[image].below);
     }
   });
   clipped[0] = clipped[1] = 0.0;

@@ -1,0 +1,70 @@
+"""An emulated board with the aarch64 wheel installed, and the rounds that it trains."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedmpq.model.exchange import TrainingPlan
+from tests.zoo_rounds import save_zoo_round
+from tools import arm_board, wheels
+from tools.arm_board import Board
+
+ROOT = Path(__file__).resolve().parents[2]
+
+OnBoard = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def board() -> Board:
+    try:
+        return arm_board.make()
+    except arm_board.NotDebianError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def site(board: Board, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the aarch64 wheel as pip installs it for the board."""
+    folder = tmp_path_factory.mktemp("site")
+    wheels.install([str(wheels.build("aarch64")), "--no-deps"], "aarch64", board.python_version(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session", params=arm_board.CPUS)
+def cpu(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def on_board(board: Board, site: Path, cpu: str) -> OnBoard:
+    """Runs the board's Python with these arguments; its output."""
+
+    def run(*arguments: str | Path) -> str:
+        command = [str(board.launcher(cpu)), *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"on the {cpu}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Few batches each: a residual network by both update rules, and one with depthwise layers and ReLU6."""
+    paper = TrainingPlan(epochs=1, batch_size=48, pad=1, flip=True)
+    rounded = TrainingPlan(epochs=1, batch_size=48, update="rounded", momentum_bits=8)
+    folder = tmp_path_factory.mktemp("rounds")
+    files = {name: folder / f"{name}.npz" for name in ("paper", "rounded", "depthwise")}
+    save_zoo_round(files["paper"], "digits_cnn", (1, 8, 8), 100, paper)
+    save_zoo_round(files["rounded"], "digits_cnn", (1, 8, 8), 100, rounded)
+    save_zoo_round(files["depthwise"], "mobilenet_v2", (3, 32, 32), 4, rounded)
+    return files

@@ -1,0 +1,95 @@
+"""The aarch64 wheel on emulated boards: a Cortex-A72 as in a Raspberry Pi 4, a Cortex-A76 as in a Pi 5."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmpq import kernels
+from tests import local_round
+from tests.local_round import HEAVY, Arrays
+from tools.arm_board import Board
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "local_round.py"
+ISAS = {"cortex-a72": ["neon", "scalar"], "cortex-a76": ["neon_dot", "neon", "scalar"]}
+ROUNDS = ("paper", "rounded", "depthwise")
+
+OnBoard = Callable[..., str]
+
+
+def assert_equal(got: Arrays, expected: Arrays) -> None:
+    assert got.keys() == expected.keys()
+    differing = [name for name in expected if got[name].tobytes() != expected[name].tobytes()]
+    assert not differing, f"{len(differing)} of {len(expected)} tensors differ, {differing[0]} first"
+
+
+def ended(rounds: dict[str, Path], name: str, isa: str, threads: int) -> Arrays:
+    """How the round ends on this machine."""
+    before = kernels.isa()
+    kernels.force_isa(isa)
+    try:
+        return local_round.run(rounds[name], threads)
+    finally:
+        kernels.force_isa(before)
+
+
+def test_the_cpu_gets_its_own_instruction_set(on_board: OnBoard, cpu: str) -> None:
+    script = "from fedmpq import kernels; print(kernels.isa(), *kernels.supported_isas())"
+    best, *supported = on_board("-c", script).split()
+    assert supported == ISAS[cpu]
+    assert best == supported[0]
+
+
+def test_the_client_loads_nothing_heavy(on_board: OnBoard, site: Path) -> None:
+    folder = site / "fedmpq" / "edge_client"
+    modules = [f"fedmpq.edge_client.{path.stem}" for path in folder.glob("*.py") if "torch" not in path.stem]
+    assert "fedmpq.edge_client.native_engine" in modules
+    script = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), sys.modules['fedmpq.edge_client.engine'].__file__)"
+    )
+    loaded, _, path = on_board("-c", script).strip().partition(" ")
+    assert loaded == "[]"
+    assert Path(path).is_relative_to(site)
+
+
+def test_kernels_pass_their_tests(on_board: OnBoard, board: Board, cpu: str) -> None:
+    script = ROOT / "tests" / "arm" / "pytest_on_board.py"
+    out = on_board(script, board.launcher(cpu), "-q", "tests/kernels")
+    assert " passed" in out
+    assert "skipped" not in out
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_round_ends_the_same_on_every_instruction_set_here(rounds: dict[str, Path], name: str) -> None:
+    expected = ended(rounds, name, "scalar", 1)
+    for isa in kernels.supported_isas():
+        for threads in (1, 2):
+            assert_equal(ended(rounds, name, isa, threads), expected)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_round_on_the_board_ends_as_it_does_here(
+    on_board: OnBoard, cpu: str, rounds: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    result = tmp_path / "result.npz"
+    report = json.loads(on_board(SCRIPT, rounds[name], result, 2))
+    assert report["isa"] == ISAS[cpu][0]
+    assert report["heavy"] == []
+    with np.load(result) as stored:
+        assert_equal(dict(stored), ended(rounds, name, kernels.isa(), 1))
+
+
+def test_a_round_changes_every_layer(rounds: dict[str, Path]) -> None:
+    """Else the comparisons above would compare nothing."""
+    for path in rounds.values():
+        with np.load(path) as stored:
+            before = {name: array for name, array in stored.items() if name.startswith("side/")}
+        after = local_round.run(path, 1)
+        assert all((after[name] != before[name]).any() for name in before)
