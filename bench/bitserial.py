@@ -1,7 +1,8 @@
 """The bit-serial form of a convolution (AND and popcount on bit-planes) against the products of bytes.
 
-A ResNet's 3x3 layers of 4-bit codes; the ratio is the time of byte products over that of the bit-serial form,
-so that more than 1 means the bit-serial form is faster. `kernels/src/train/bitserial.cpp` uses it where it is.
+A ResNet's 3x3 layers of 4-bit codes; the ratio is the time of byte products over that of the bit-serial
+form, so that more than 1 means that the latter is faster. `kernels/src/train/bitserial.cpp` says where it
+is used.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ comes back by itself when nobody refers to it any more.
 from __future__ import annotations
 
 import math
+import mmap
 import weakref
 from bisect import insort
 from typing import Any
@@ -44,7 +45,8 @@ class Arena:
         if start + size <= self._block.nbytes:
             array = np.frombuffer(self._block.data, dtype, count, start)
         else:
-            array = np.frombuffer(bytearray(size), dtype)
+            # Pages of its own, which go back as soon as they are free: the heap would keep them beside the block.
+            array = np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, count)
         # The array and all views of it share one memoryview: its end is theirs.
         lease: Any = array.base
         insort(self._starts, start)

@@ -6,6 +6,7 @@ quantization. What is real-valued lives only inside a unit; between units there 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fedmpq.kernels.training import MAX_TAPS
@@ -26,6 +27,11 @@ from fedmpq.model.graph import (
     Relu,
 )
 from fedmpq.model.quantizers import check_quantizers
+
+# What the kernels count in int32: bytes of a padded image, and a sum of errors (at most 127) times codes over
+# an image, with one bit to spare.
+_MAX_COPY = 2**30
+_MAX_SUM = 2**30
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,12 @@ Unit = ProductUnit | SumUnit | MoveUnit
 def units_of(graph: Graph) -> tuple[Unit, ...]:
     """The graph's units in execution order; a graph they cannot express is refused."""
     check_quantizers(graph)
+    last = graph.by_name[graph.output]
+    if not isinstance(last.op, Linear):
+        raise GraphError(
+            f"the logits come out of {last.name!r} ({type(last.op).__name__}); the native engine needs a"
+            " linear layer last (or use the torch engine)"
+        )
     units: list[Unit] = []
     indices = {node.name: index for index, node in enumerate(graph.layers)}
     for node in graph.nodes:
@@ -109,19 +121,46 @@ def units_of(graph: Graph) -> tuple[Unit, ...]:
 
 
 def _product(graph: Graph, node: Node, op: Conv2d | Linear, index: int) -> ProductUnit:
-    if isinstance(op, Conv2d) and op.kernel[0] * op.kernel[1] > MAX_TAPS:
+    if isinstance(op, Conv2d):
+        _check_size(graph, node, op)
+    readers = [graph.by_name[name] for name in graph.consumers[node.name]]
+    norm = readers[0] if readers and isinstance(readers[0].op, BatchNorm) else None
+    quantizer = None if node.name == graph.output else _the_quantizer(graph, norm or node)
+    return ProductUnit(node, op, index, norm, quantizer, node.inputs[0])
+
+
+def _check_size(graph: Graph, node: Node, op: Conv2d) -> None:
+    """Refuse what the kernels' tables and counters cannot hold."""
+    if math.prod(op.kernel) > MAX_TAPS:
         raise GraphError(
             f"node {node.name!r} has a kernel of {op.kernel}; the native engine takes {MAX_TAPS} taps"
         )
-    readers = [graph.by_name[name] for name in graph.consumers[node.name]]
-    norm = readers[0] if readers and isinstance(readers[0].op, BatchNorm) else None
-    last = norm or node
-    quantizer = None if last.name == graph.output else _the_quantizer(graph, last)
-    if quantizer is None and norm is not None:
+    _, height, width = graph.shapes[node.inputs[0]]
+    spans = (d * (k - 1) for d, k in zip(op.dilation, op.kernel, strict=True))
+    rows, columns = (
+        size + 2 * p + span + 4 * s
+        for size, p, span, s in zip((height, width), op.padding, spans, op.stride, strict=True)
+    )
+    if rows * columns * (max(op.in_channels, op.out_channels) + 3) > _MAX_COPY:
         raise GraphError(
-            f"the logits come out of BatchNorm {norm.name!r}; the native engine needs a linear layer last"
+            f"node {node.name!r} pads {height} x {width} pixels to about {rows} x {columns}, too many for the"
+            " native engine: use less padding, dilation or stride, or smaller images"
         )
-    return ProductUnit(node, op, index, norm, quantizer, node.inputs[0])
+    pixels = math.prod(graph.shapes[node.name][1:])
+    greatest = _MAX_SUM // (127 * _greatest_byte(graph, node.inputs[0]))
+    if pixels > greatest:
+        raise GraphError(
+            f"node {node.name!r} has {pixels} output pixels; the native engine adds up at most {greatest}:"
+            " use smaller images, or the torch engine"
+        )
+
+
+def _greatest_byte(graph: Graph, name: str) -> int:
+    """Of the stored codes of `name`: two of at most 4 bits share a byte; the image and averages have 8."""
+    while name != INPUT and isinstance(graph.by_name[name].op, MaxPool | Flatten):
+        name = graph.by_name[name].inputs[0]
+    op = None if name == INPUT else graph.by_name[name].op
+    return 15 if isinstance(op, Quantize) and op.bits <= 4 else 255
 
 
 def _the_quantizer(graph: Graph, node: Node) -> Quantizer:
@@ -131,7 +170,7 @@ def _the_quantizer(graph: Graph, node: Node) -> Quantizer:
     for reader in (graph.by_name[name] for name in graph.consumers[node.name]):
         if isinstance(reader.op, Quantize):
             found.append(Quantizer(reader.name, reader.op, maximum))
-        elif isinstance(reader.op, Relu):
+        elif isinstance(reader.op, Relu) and not isinstance(node.op, Relu):
             behind = (graph.by_name[name] for name in graph.consumers[reader.name])
             found += [
                 Quantizer(q.name, q.op, reader.op.maximum) for q in behind if isinstance(q.op, Quantize)
@@ -141,6 +180,9 @@ def _the_quantizer(graph: Graph, node: Node) -> Quantizer:
             f"the value of {node.name!r} is rounded {len(found)} times; the native engine needs it rounded"
             " exactly once (let the branches share one ReLU, or use the torch engine)"
         )
+    source = graph.by_name[graph.by_name[found[0].name].inputs[0]]
+    if found[0].op.signed and isinstance(source.op, Relu):
+        raise GraphError(f"{found[0].name!r} quantizes a ReLU's output with a sign; make it unsigned")
     return found[0]
 
 

@@ -262,5 +262,5 @@ def test_the_update_is_the_torch_engines_to_the_bit(
         for layer in reference.values():
             layer.refresh_lasso(strength * layer.codes.size)
         engine.train_epoch([random_batch(graph, 6, seed) for seed in (2 * epoch, 2 * epoch + 1)])
-        for name, layer in engine.layers().items():
-            np.testing.assert_array_equal(layer.codes, reference[name].quantized().codes, err_msg=name)
+        for name, moved in engine.layers().items():
+            np.testing.assert_array_equal(moved.codes, reference[name].quantized().codes, err_msg=name)

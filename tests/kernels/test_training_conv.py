@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -75,7 +77,9 @@ def test_weight_gradients_are_the_scaled_exact_sum(isa: str, problem: Problem, t
     np.testing.assert_array_equal(backward_weights(problem, scale, threads), expected.reshape(-1))
 
 
-def square(images: int, size: int, channels: int, out_channels: int, stride: int, groups: int) -> training.Conv:
+def square(
+    images: int, size: int, channels: int, out_channels: int, stride: int, groups: int
+) -> training.Conv:
     """A 3x3 convolution with padding 1."""
     out = reference.output_size(size, 3, stride, 1, 1)
     sizes = images, size, size, channels, out, out, out_channels
@@ -151,6 +155,11 @@ def test_an_image_too_large_for_the_sums_of_weight_gradients_is_refused() -> Non
 def test_buffers_of_the_wrong_kind_never_reach_the_library() -> None:
     problem = reference.problem(square(1, 4, 3, 2, 1, 1), False, 0, 8, 0, extremes=False)
     size = problem.conv.outputs
-    for acc in (np.empty(size - 1, np.int32), np.empty(size, np.int64), np.empty(2 * size, np.int32)[::2]):
+    buffers: list[NDArray[Any]] = [
+        np.empty(size - 1, np.int32),
+        np.empty(size, np.int64),
+        np.empty(2 * size, np.int32)[::2],
+    ]
+    for acc in buffers:
         with pytest.raises(ValueError, match="contiguous int32 are due"):
             training.conv_forward(problem.conv, problem.stored_codes, problem.weights, 1, acc)

@@ -99,9 +99,7 @@ def small(layer: Layer) -> Layer:
 
 @per_isa
 @given(layers(), st.integers(1, 3))
-def test_backward_sums_add_pixels_in_order_and_images_in_double(
-    isa: str, layer: Layer, threads: int
-) -> None:
+def test_backward_sums_add_pixels_in_order_and_images_in_double(isa: str, layer: Layer, threads: int) -> None:
     layer = small(layer)
     norm, bias = layer.vectors[:2]
     errors = widened(layer.error)
@@ -117,8 +115,21 @@ def test_backward_sums_add_pixels_in_order_and_images_in_double(
 
 def backward_error(layer: Layer, threads: int) -> tuple[Array, float]:
     error = layer.error.copy()
+    images, pixels, channels = layer.acc.shape
+    norm, bias, gain, mean_g, mean_gx = layer.vectors
     greatest = training.backward_error(
-        layer.acc, error, *layer.acc.shape, layer.rescale, *layer.vectors, threads
+        layer.acc,
+        error,
+        images,
+        pixels,
+        channels,
+        layer.rescale,
+        norm,
+        bias,
+        gain,
+        mean_g,
+        mean_gx,
+        threads,
     )
     return error, greatest
 
@@ -147,7 +158,8 @@ def random_bytes(images: int, count: int, counter: training.Counter, purpose: in
 
 def quantized(error: Array, inverse: float, counter: training.Counter, threads: int) -> NDArray[np.int8]:
     out = np.full(error.shape, 99, np.int8)
-    training.quantize_error(error, *error.shape, inverse, counter, 3, threads, out)
+    images, count = error.shape
+    training.quantize_error(error, images, count, inverse, counter, 3, threads, out)
     return out
 
 
@@ -173,10 +185,9 @@ def test_errors_are_rounded_stochastically(
 
 
 def test_stochastic_rounding_has_no_bias(isa: str) -> None:
-    value = np.float32(0.7001953125)  # a bfloat16
-    error = np.full((1, 100_000), halved(value)[()], np.uint16)
+    error = halved(np.full((1, 100_000), 0.735, np.float32))
     codes = quantized(error, 10.0, training.Counter(1, 2, 3, 4, 5), 1)
-    assert set(np.unique(codes)) == {7, 8} or set(np.unique(codes)) == {6, 7}
+    assert set(np.unique(codes)) == {7, 8}
     # Of 100,000 draws of deviation at most 1/2: five standard errors are 0.008.
     assert abs(codes.mean() - 10 * float(widened(error)[0, 0])) < 0.008
 
@@ -193,7 +204,8 @@ def test_instruction_sets_and_threads_agree_on_layers_of_real_size(shape: tuple[
         kernels.force_isa(isa)
         for threads in (1, 2, 3):
             error, greatest = backward_error(layer, threads)
-            codes = quantized(error.reshape(shape[0], -1), 127 / greatest, training.Counter(*range(5)), threads)
+            rows = error.reshape(shape[0], -1)
+            codes = quantized(rows, 127 / greatest, training.Counter(*range(5)), threads)
             stored = requantized(layer, True, threads)
             results.append((error.tobytes(), greatest, codes.tobytes(), stored.tobytes()))
     kernels.force_isa(before)
@@ -204,6 +216,4 @@ def test_the_last_of_an_odd_number_of_codes_stands_alone(isa: str) -> None:
     layer = random_layer(np.random.default_rng(3), (2, 3, 5), 0, 15)
     stored = requantized(layer, True, 1).reshape(2, 8)
     assert (stored[:, -1] >> 4 == 0).all()
-    np.testing.assert_array_equal(
-        unpacked(stored, 2, 15, True).reshape(-1), requantized(layer, False, 1)
-    )
+    np.testing.assert_array_equal(unpacked(stored, 2, 15, True).reshape(-1), requantized(layer, False, 1))

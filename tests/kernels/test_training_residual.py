@@ -69,7 +69,7 @@ def test_add_quantizes_the_sum_and_remembers_what_was_clipped(
 
 
 def unpacked_states(states: Array, images: int, count: int) -> Array:
-    """A quarter of an image's elements in the lowest two bits of its bytes, the next quarter in the next two."""
+    """A quarter of an image's elements in the lowest two bits of its bytes, the next in the next two."""
     rows = states.reshape(images, -1)
     return np.concatenate([rows >> 2 * i & 3 for i in range(4)], axis=1)[:, :count]
 
@@ -77,7 +77,8 @@ def unpacked_states(states: Array, images: int, count: int) -> Array:
 def packed_states(where: Array) -> Array:
     images, count = where.shape
     quarters = np.pad(where, ((0, 0), (0, -count % 4))).reshape(images, 4, -1)
-    return (quarters << np.array([0, 2, 4, 6])[:, None]).sum(axis=1).astype(np.uint8).reshape(-1)
+    states: Array = (quarters << np.array([0, 2, 4, 6])[:, None]).sum(axis=1).astype(np.uint8)
+    return states.reshape(-1)
 
 
 @per_isa
@@ -179,9 +180,7 @@ def test_max_pool_and_its_backward_pass(
 
 
 @per_isa
-@given(
-    pools(), st.booleans(), st.sampled_from([(0, 0, 255), (128, -128, 127)]), scales, seeds, threads
-)
+@given(pools(), st.booleans(), st.sampled_from([(0, 0, 255), (128, -128, 127)]), scales, seeds, threads)
 def test_average_pool_and_its_backward_pass(
     isa: str,
     pool: training.Conv,

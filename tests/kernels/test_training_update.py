@@ -1,4 +1,4 @@
-"""The update of codes against the NumPy one of the edge client, which states the formulas: equal to the bit."""
+"""The update of codes equals, to the bit, the NumPy one of the edge client, which states the formulas."""
 
 from dataclasses import dataclass
 
@@ -148,9 +148,7 @@ def one_weight(rule: Rule, gradient: float, rate: float) -> tuple[int, int]:
 @pytest.mark.parametrize("paper", [True, False])
 @pytest.mark.parametrize("gradient", [3e38, -3e38, 1e-40, 0.0])
 @pytest.mark.parametrize("momentum_bits", [0, 8, 32])
-def test_gradients_at_the_ends_of_float32(
-    isa: str, paper: bool, gradient: float, momentum_bits: int
-) -> None:
+def test_gradients_at_the_ends_of_float32(isa: str, paper: bool, gradient: float, momentum_bits: int) -> None:
     """Times the rate they pass float32's range, or lie among its denormals."""
     for bits in (1, 4, 8):
         rule = Rule(bits, paper, 0.9, momentum_bits, 0.0, 1)

@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#define FEDMPQ_AVX512 __attribute__((target("avx512f,avx512vpopcntdq")))
+#define FEDMPQ_AVX512 __attribute__((target("avx512f,avx512vpopcntdq,popcnt")))
 
 namespace fedmpq {
 namespace {
@@ -51,12 +51,11 @@ FEDMPQ_AVX512 void product(const BitTile& t, const int32_t* sums) {
 }
 
 FEDMPQ_AVX512 void sum(const BitTile& t, int32_t* sums) {
-  const __m128i last = _mm_cvtsi64_si128(static_cast<int64_t>(t.last_mask)), all = _mm_set1_epi64x(-1);
   for (int r = 0; r < t.rows; ++r) {
     int64_t total = 0;
     for (int s = 0; s < t.segments; ++s)
       for (int k = 0; k < t.words; ++k) {
-        const uint64_t mask = static_cast<uint64_t>(_mm_cvtsi128_si64(k + 1 == t.words ? last : all));
+        const uint64_t mask = k + 1 == t.words ? t.last_mask : ~uint64_t{0};
         for (int j = 0; j < code_planes; ++j) {
           uint64_t word;
           __builtin_memcpy(&word, t.a + j * t.plane + r * t.stride + t.segment[s] + 8 * k, sizeof word);

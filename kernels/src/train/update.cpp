@@ -8,45 +8,17 @@
 
 namespace {
 
+constexpr int bias = 127;  // of a float's exponent
 constexpr int least_exponent = -64;
-constexpr float sqrt_half = 0.70710683f;  // the least float above it; the nearest lies below
 constexpr int64_t block = 128;  // weights that share a momentum scale
 constexpr int64_t chunk = 1024;  // weights at a time; a multiple of `block` and of a Philox block
 
-struct PaperTable {
-  int32_t moves[80];
-  float chances[80];
-  int last;
-};
-
-// Whole move and chance of one more for each k = round(log2(rate * |d|)), from the least up to saturation.
-PaperTable paper_table(int bits) {
-  PaperTable table{};
-  int entries = 1;
-  for (int k = least_exponent + 1; k < 2 - bits; ++k, ++entries) {
-    int32_t move = 0;
-    double chance = 0.0;
-    for (int i = 1; i <= bits; ++i) {
-      const int q = k + 2 * i - 1;
-      if (q >= 1 && q <= bits) move += 1 << (q - 1);
-      if (q <= 0) chance += std::ldexp(1.0, q - 1);
-    }
-    table.moves[entries] = move;
-    table.chances[entries] = static_cast<float>(chance);
-  }
-  table.moves[entries] = (1 << bits) - 1;
-  table.last = entries;
-  return table;
-}
-
-// round(log2 x) from the float's own exponent and mantissa, as an index into the table.
-int paper_index(float x, int last) {
-  if (!(x > 0.0f)) return 0;
-  if (std::isinf(x)) return last;
-  int exponent;
-  const float mantissa = std::frexp(x, &exponent);
-  const int index = exponent - (mantissa < sqrt_half ? 1 : 0) - least_exponent;
-  return index < 0 ? 0 : (index > last ? last : index);
+// round(log2 x) + 127 for x >= 0: the exponent, one more if the mantissa is at least sqrt(2). What is added carries into the
+// exponent from the least float above sqrt(2) on; zero gives 0, infinity more than any number.
+int32_t rounded_exponent(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return static_cast<int32_t>((bits + (0x800000u - 0x3504F4u)) >> 23);
 }
 
 int32_t clipped(int32_t code, int32_t low, int32_t high) { return code < low ? low : (code > high ? high : code); }
@@ -129,12 +101,24 @@ void move_pulled(const float* direction, const float* uniforms, const float* pul
   }
 }
 
-void move_paper(const float* direction, const float* uniforms, int64_t count, float rate, const PaperTable& table,
-                const Range& range, uint8_t* codes) {
+// The move in codes is the sum of 2^(q_i - 1), q_i = k + 2i - 1, i = 1..b: of those with q_i >= 1 as it is, of the others by
+// chance. All together are 2^k (4^b - 1)/3, which a float holds exactly, and its whole part is just the former.
+void move_paper(const float* __restrict direction, const float* __restrict uniforms, int64_t count, float rate, int bits,
+                const Range& range, uint8_t* __restrict codes) {
+  const int32_t low = range.low, high = range.high, saturated = bias + 1 - bits;
+  const float all = static_cast<float>(((1 << 2 * bits) - 1) / 3);
   for (int64_t i = 0; i < count; ++i) {
-    const int index = paper_index(std::fabs(direction[i]) * rate, table.last);
-    const int32_t move = table.moves[index] + (uniforms[i] < table.chances[index] ? 1 : 0);
-    codes[i] = static_cast<uint8_t>(clipped(codes[i] - (direction[i] > 0.0f ? move : -move), range.low, range.high));
+    const int32_t exponent = rounded_exponent(std::fabs(direction[i]) * rate);
+    const int32_t held = exponent < bias + least_exponent ? bias + least_exponent : (exponent > saturated ? saturated : exponent);
+    const uint32_t power_bits = static_cast<uint32_t>(held) << 23;
+    float power;
+    std::memcpy(&power, &power_bits, sizeof power);
+    const float sum = all * power;
+    const int32_t whole = static_cast<int32_t>(sum);
+    int32_t move = whole + (uniforms[i] < sum - static_cast<float>(whole) ? 1 : 0);
+    move = exponent > saturated ? high : move;
+    move = exponent <= bias + least_exponent ? 0 : move;
+    codes[i] = static_cast<uint8_t>(clipped(codes[i] - (direction[i] > 0.0f ? move : -move), low, high));
   }
 }
 
@@ -166,7 +150,6 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, u
   if (!finite(gradient, u.count)) return -3;
   const Range range{u.bits == 8 ? 1 : 0, (1 << u.bits) - 1, 1 << (u.bits - 1),
                     u.bits == 8 ? 128.0f : static_cast<float>((1 << u.bits) - 1) / 2};
-  const PaperTable table = paper_table(u.bits);
   const float limit = static_cast<float>(1 << u.bits);
   float direction[chunk], uniforms[chunk];
   // For each stretch of a chunk that shares a step and a rate: body(first, count, row), counted from the chunk's start.
@@ -188,7 +171,7 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, u
     fedmpq::philox_uniform(draws(u, 0), static_cast<uint32_t>(start / 4), count, uniforms);
     stretches(start, count, [&](int64_t i, int64_t size, int64_t row) {
       if (u.paper != 0)
-        move_paper(direction + i, uniforms + i, size, u.rate[row], table, range, code + i);
+        move_paper(direction + i, uniforms + i, size, u.rate[row], u.bits, range, code + i);
       else if (u.pull != nullptr)
         move_pulled(direction + i, uniforms + i, u.pull, size, u.rate[row], limit, range, code + i);
       else
