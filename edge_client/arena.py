@@ -45,7 +45,7 @@ class Arena:
         if start + size <= self._block.nbytes:
             array = np.frombuffer(self._block.data, dtype, count, start)
         else:
-            # Pages of its own, which go back as soon as they are free: the heap would keep them beside the block.
+            # Pages of its own, which go back once free: the heap would keep them beside the block.
             array = np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, count)
         # The array and all views of it share one memoryview: its end is theirs.
         lease: Any = array.base

@@ -49,14 +49,14 @@ class Counting:
             "PYTHONPATH": f"{self._site}{os.pathsep}{TOOLS.parent}",
             "QEMU_PLUGIN": f"{self._plugin},out={marks}",
         }
-        command = [self._board.launcher(cpu), TOOLS / "counted_step.py", source, isa]
+        command = [str(self._board.launcher(cpu)), str(TOOLS / "counted_step.py"), str(source), isa]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BoardError(f"the step on the {cpu} by {isa} failed:\n{done.stdout}{done.stderr}")
-        return _counted(json.loads(done.stdout), marks.read_text(encoding="ascii"))
+        return counted(json.loads(done.stdout), marks.read_text(encoding="ascii"))
 
 
-def _counted(called: list[str], marks: str) -> Counts:
+def counted(called: list[str], marks: str) -> Counts:
     lines = [tuple(map(int, line.split())) for line in marks.splitlines()]
     if [number for number, _ in lines] != [BEFORE, AFTER] * len(called):
         raise BoardError(f"{len(called)} calls left {len(lines)} marks; only one thread may run")
@@ -82,7 +82,9 @@ def main() -> None:
             source = Path(scratch) / "round.npz"
             plan = TrainingPlan(epochs=1, batch_size=arguments.batch)
             rounds.make(source, arguments.model, (3, 32, 32), arguments.batch, plan)
-            print(f"{arguments.model}, one training step of batch {arguments.batch}, millions of instructions\n")
+            print(
+                f"{arguments.model}, one training step of batch {arguments.batch}, millions of instructions\n"
+            )
             for cpu, isa in OWN_ISA.items():
                 _print(cpu, isa, counting.step(source, cpu, "scalar"), counting.step(source, cpu, isa))
     except (BoardError, wheels.WheelError) as error:

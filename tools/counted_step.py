@@ -1,7 +1,7 @@
 """One training step on an emulated board with a mark before and after each call of the C++ library.
 
-`counted_step.py ROUND.npz ISA` prints the names of the functions called, in order. A mark is HINT #64 before and
-HINT #65 after: instructions that do nothing, and that instruction_counter.c sees.
+`counted_step.py ROUND.npz ISA` prints the names of the functions called, in order. A mark is HINT #64 before
+and HINT #65 after: instructions that do nothing, and that instruction_counter.c sees.
 """
 
 from __future__ import annotations

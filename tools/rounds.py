@@ -38,7 +38,7 @@ class Round(NamedTuple):
 
 
 def make(path: Path, model: str, shape: tuple[int, int, int], samples: int, plan: TrainingPlan) -> None:
-    """Writes a round of a network from the zoo: layers of mixed widths, random images of `shape` (C, H, W)."""
+    """Writes a round of a network from the zoo: layers of mixed widths, random images of shape (C, H, W)."""
     import torch
 
     from fedmpq.model import zoo
@@ -47,8 +47,8 @@ def make(path: Path, model: str, shape: tuple[int, int, int], samples: int, plan
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = zoo.build(model, classes=10, channels=shape[0])
-    form = {"activation_bits": 4, "input_scale": 1 / 64, "input_zero_point": 110}
-    graph = trace(module, torch.zeros(1, *shape), name=model, **form)
+    example = torch.zeros(1, *shape)
+    graph = trace(module, example, name=model, activation_bits=4, input_scale=1 / 64, input_zero_point=110)
     weights, side = initial_state(module, graph)
     random = np.random.default_rng(0)
     arrays: Arrays = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedmpq.model.exchange import TrainingPlan
-from tests.zoo_rounds import save_zoo_round
 from tools import arm_board, wheels
+from tools import rounds as round_files
 from tools.arm_board import Board
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def on_board(board: Board, site: Path, cpu: str) -> OnBoard:
 
     def run(*arguments: str | Path) -> str:
         command = [str(board.launcher(cpu)), *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": str(site)}
+        environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"on the {cpu}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -64,7 +64,7 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     rounded = TrainingPlan(epochs=1, batch_size=48, update="rounded", momentum_bits=8)
     folder = tmp_path_factory.mktemp("rounds")
     files = {name: folder / f"{name}.npz" for name in ("paper", "rounded", "depthwise")}
-    save_zoo_round(files["paper"], "digits_cnn", (1, 8, 8), 100, paper)
-    save_zoo_round(files["rounded"], "digits_cnn", (1, 8, 8), 100, rounded)
-    save_zoo_round(files["depthwise"], "mobilenet_v2", (3, 32, 32), 4, rounded)
+    round_files.make(files["paper"], "digits_cnn", (1, 8, 8), 100, paper)
+    round_files.make(files["rounded"], "digits_cnn", (1, 8, 8), 100, rounded)
+    round_files.make(files["depthwise"], "mobilenet_v2", (3, 32, 32), 4, rounded)
     return files

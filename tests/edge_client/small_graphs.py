@@ -90,10 +90,13 @@ class Net:
 
 
 def convolutions() -> Graph:
-    """Stride, padding beyond the kernel, dilation, groups, oblong kernels; with BatchNorm, bias or both."""
+    """Stride, padding beyond the kernel, dilation, groups, oblong kernels; with BatchNorm, bias or both.
+
+    The bound of the second ReLU lies below its clip.
+    """
     net = Net(3, 11, 9)
     x = net.conv(INPUT, 8)
-    x = net.conv(x, 12, stride=(2, 2), relu=6.0)
+    x = net.conv(x, 12, stride=(2, 2), relu=1.5)
     x = net.conv(x, 12, (3, 2), (1, 1), (2, 2), dilation=(2, 1), groups=3)
     x = net.conv(x, 20, (1, 3), (2, 1), (0, 1), norm=False, bias=True)
     x = net.conv(x, 10, (2, 2), (1, 2), (0, 0), bias=True, relu=6.0)

@@ -211,11 +211,11 @@ def test_codes_are_the_only_weights_kept(plan: TrainingPlan, per_channel: bool, 
     kept, weights = list(arrays_of(engine)), sum(graph.layer_sizes)
     assert sum(array.size for array in kept if array.dtype == np.uint8) == weights
     floats = sum(array.size for array in kept if array.dtype.kind == "f")
-    # Per channel: step and rate. Per layer: a Lasso table. Per side tensor: itself and its momentum.
+    # Per channel: step, scale and rate. Per layer: a Lasso table. Per side tensor: itself and its momentum.
     channels = sum(graph.weight_shape(node.name)[0] for node in graph.layers)
     tables = sum(2 ** (layer.bits - 1) for layer in layers.values())
     blocks = sum(-(-size // training.MOMENTUM_BLOCK) for size in graph.layer_sizes)
-    small = 2 * sum(tensor.size for tensor in side.values()) + 2 * channels + tables + blocks
+    small = 2 * sum(tensor.size for tensor in side.values()) + 3 * channels + tables + blocks
     assert floats <= small + (weights if momentum_bits == 32 else 0)
     assert small < weights
     signed = sum(array.size for array in kept if array.dtype == np.int8)
@@ -395,8 +395,15 @@ def test_huge_and_tiny_steps_are_survived_or_named(scale: float) -> None:
         survived(loaded((graph, changed, side)), graph)
 
 
-def test_errors_too_small_for_a_scale_count_as_nothing() -> None:
+def test_errors_too_small_for_a_scale_count_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits so far apart that softmax leaves 1e-38: neither a division by zero nor a move."""
+    own, inverses = training.quantize_error, []
+
+    def watch(error: Any, images: int, count: int, inverse: float, *rest: Any) -> None:
+        inverses.append(inverse)
+        own(error, images, count, inverse, *rest)
+
+    monkeypatch.setattr(training, "quantize_error", watch)
     graph, layers, side = small_model("convolutions")
     side[f"{graph.output}.bias"][:] = [300.0, 0.0, 0.0, 0.0, 0.0]
     plan = replace(ROUNDED, weight_decay=0.0, lasso=0.0)
@@ -404,6 +411,7 @@ def test_errors_too_small_for_a_scale_count_as_nothing() -> None:
     images, _ = random_batch(graph, 6)
     result = engine.train_epoch([(images, np.zeros(6, np.int64))] * 2)
     assert result.loss == pytest.approx(0.0, abs=1e-6)
+    assert set(inverses) == {0.0}
     assert same_codes(engine.layers(), layers)
 
 

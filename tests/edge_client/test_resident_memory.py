@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedmpq.model.exchange import TrainingPlan
-from tests import local_round
-from tests.zoo_rounds import save_zoo_round
+from tools import rounds
 
+ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = 120
 
 
@@ -20,20 +20,10 @@ MEGABYTES = 120
 def test_a_client_that_trains_resnet20_stays_small(tmp_path: Path) -> None:
     """Python, NumPy, gRPC and two steps of batch 64 together; no torch in the process."""
     source = tmp_path / "round.npz"
-    save_zoo_round(
-        source, "resnet20", (3, 32, 32), 128, TrainingPlan(epochs=1, batch_size=64, pad=4, flip=True)
-    )
-    script = "import grpc, runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    command = [
-        sys.executable,
-        "-c",
-        script,
-        local_round.__file__,
-        str(source),
-        str(tmp_path / "result.npz"),
-        "2",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rounds.make(source, "resnet20", (3, 32, 32), 128, TrainingPlan(epochs=1, batch_size=64, pad=4, flip=True))
+    script = "import grpc, runpy; runpy.run_module('tools.rounds', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", script, str(source), str(tmp_path / "result.npz"), "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     assert report["heavy"] == []
     assert report["peak_mb"] < MEGABYTES, report

@@ -42,8 +42,8 @@ F = np.float32
 Integers = NDArray[np.int64]
 
 
-# The slow reference: one image, channels first, whole numbers in Python or int64, each formula of docs/algorithm.md
-# section 2 on float32 scalars. It reads the graph itself and nothing of the program under test.
+# The slow reference: one image, channels first, whole numbers in Python or int64, each formula of
+# docs/algorithm.md on float32 scalars. It reads the graph itself and nothing of the program under test.
 
 
 @dataclass

@@ -21,9 +21,7 @@ from packaging.version import Version
 
 from fedmpq import kernels
 from fedmpq.model.exchange import TrainingPlan
-from tests import local_round
-from tests.zoo_rounds import save_zoo_round
-from tools import wheels
+from tools import rounds, wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "fedmpq/kernels/libfedmpq_kernels.so"
@@ -127,24 +125,17 @@ def test_the_wheel_for_this_machine_trains_as_the_build_here_does(tmp_path: Path
     machine, site = platform.machine(), tmp_path / "site"
     wheels.install([str(wheels.build(machine)), "--no-deps"], machine, python, site)
     source, result = tmp_path / "round.npz", tmp_path / "result.npz"
-    save_zoo_round(source, "digits_cnn", (1, 8, 8), 50, TrainingPlan(epochs=1, batch_size=25))
-    expected = local_round.run(source, 1)
+    rounds.make(source, "digits_cnn", (1, 8, 8), 50, TrainingPlan(epochs=1, batch_size=25))
+    expected = rounds.train(source, 1)
     for isa in kernels.supported_isas():
         script = (
-            "import runpy, sys, fedmpq.kernels\n"
+            "import runpy, fedmpq.kernels\n"
             "print(fedmpq.kernels.__file__)\n"
-            "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+            "runpy.run_module('tools.rounds', run_name='__main__', alter_sys=True)"
         )
         done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                script,
-                str(ROOT / "tests" / "local_round.py"),
-                str(source),
-                str(result),
-                "2",
-            ],
+            [sys.executable, "-c", script, str(source), str(result), "2"],
+            cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(site), "FEDMPQ_ISA": isa},
             capture_output=True,
             text=True,
