@@ -433,25 +433,25 @@ class NativeEngine:
     # Sums, pools and Flatten ------------------------------------------------------------------------------
 
     def _sum(self, unit: SumUnit, step: _Step) -> Tensor:
-        left = step.values[unit.sources[0]]
-        # Codes alone are a sum with nothing: the same codes at scale zero.
-        right, right_scale = left, 0.0
+        left, target = step.values[unit.sources[0]], self._format(unit.quantizer)
         if len(unit.sources) == 2:
-            right = step.values[unit.sources[1]]
+            right, scales = step.values[unit.sources[1]], (left.form.scale, target.scale)
             right_scale = float(right.form.scale)
-        target = self._format(unit.quantizer)
-        widest = np.float32(max(float(left.form.scale), right_scale)) / target.scale
+        else:
+            # Codes alone are a sum with nothing, and the integer program multiplies them by one quotient.
+            right, scales, right_scale = left, (left.form.scale / target.scale, np.float32(1)), 0.0
+        widest = np.float32(max(float(scales[0]), right_scale)) / scales[1]
         self._require_finite(f"the scale of {unit.output!r}", float(widest))
         out = self._new_codes(left.images, left.elements, target)
         states = self._arena.take((left.images * -(-left.elements // 4),), np.uint8)
         native.add(
             left.codes,
-            float(left.form.scale),
+            float(scales[0]),
             right.codes,
             right_scale,
             left.images,
             left.elements,
-            float(target.scale),
+            float(scales[1]),
             target.low,
             target.high,
             out.pairs,

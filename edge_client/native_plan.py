@@ -28,10 +28,10 @@ from fedmpq.model.graph import (
 )
 from fedmpq.model.quantizers import check_quantizers
 
-# What the kernels count in int32: bytes of a padded image, and a sum of errors (at most 127) times codes over
-# an image, with one bit to spare.
+# What the kernels count in int32: bytes of a padded image, with a bit to spare for its offsets, and a sum of
+# errors (at most 127) times codes over an image.
 _MAX_COPY = 2**30
-_MAX_SUM = 2**30
+_MAX_SUM = 2**31 - 1
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,9 @@ def test_add_quantizes_the_sum_and_remembers_what_was_clipped(
     states = np.full(images * ((count + 3) // 4), 0xEE, np.uint8)
     scaled = (left, left_scale, right, right_scale)
     training.add(*scaled, images, count, step, low, high, pairs, threads, out, states)
-    first, second = (np.float32(scale) / np.float32(step) for scale in (left_scale, right_scale))
-    t = (
-        codes_of(left, images, count).astype(np.float32) * first
-        + codes_of(right, images, count).astype(np.float32) * second
-    )
+    first = codes_of(left, images, count).astype(np.float32) * np.float32(left_scale)
+    second = codes_of(right, images, count).astype(np.float32) * np.float32(right_scale)
+    t = (first + second) / np.float32(step)
     expected = np.rint(np.clip(t, low, high)).astype(np.int64) - low
     np.testing.assert_array_equal(out, packed(expected, pairs))
     where = np.select([t >= high, t <= low], [1, 2])

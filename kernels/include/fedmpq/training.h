@@ -74,7 +74,7 @@ FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32
 FEDMPQ_API void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1,
                                       uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);
 
-// code = clamp(rint(left / step + right / step), low, high) and, in two bits each, where it fell: 0 inside, 1 above, 2 below.
+// code = clamp(rint((left + right) / step), low, high) and, in two bits each, where it fell: 0 inside, 1 above, 2 below.
 // Element i of an image's n has bits 2 * (i / q) and up of byte i % q, q = ceil(n/4).
 FEDMPQ_API int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step,
                               float low, float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states);

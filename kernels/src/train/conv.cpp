@@ -165,40 +165,66 @@ struct Weights {
   bool turned;
 };
 
-// packed[block][tap][quad][lane][byte], zero beyond the real ones. `total` is the sum of each output's weights.
-void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed, int32_t* total) {
-  std::memset(packed, 0, static_cast<size_t>(product.packed_size(depth)));
-  const int taps = product.kernel_h * product.kernel_w;
-  const int64_t by_tap = int64_t{depth} * lanes;
-  for (int o = 0; o < product.outputs; ++o) {
-    int32_t sum = 0;
-    int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
-    for (int c = 0; c < inputs; ++c) {
-      const int8_t* from = weights.data + o * weights.by_output + c * weights.by_input;
-      int8_t* to = lane + c / 4 * lanes * 4 + c % 4;
-      for (int tap = 0; tap < taps; ++tap) {
-        const int8_t w = from[weights.turned ? taps - 1 - tap : tap];
-        to[tap * by_tap] = w;
-        sum += w;
-      }
-    }
-    total[o] = sum;
+// Four weights of neighbouring inputs, of which there may be fewer, as a tile reads them; tap by tap, `by_tap` bytes apart.
+void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, bool turned, int64_t by_tap, int8_t* to) {
+  if (inputs < 4) {
+    for (int c = 0; c < inputs; ++c)
+      for (int tap = 0; tap < taps; ++tap) to[tap * by_tap + c] = from[c * by_input + (turned ? taps - 1 - tap : tap)];
+    return;
+  }
+  const int8_t *second = from + by_input, *third = second + by_input, *fourth = third + by_input;
+  for (int tap = 0; tap < taps; ++tap, to += by_tap) {
+    const int at = turned ? taps - 1 - tap : tap;
+    const int8_t four[4] = {from[at], second[at], third[at], fourth[at]};
+    std::memcpy(to, four, sizeof four);
   }
 }
 
-// Where sums start: what `zero` in every code adds to them is taken off beforehand. Null for codes without one.
-struct Start {
-  Buffer<int32_t> values;
-  bool used;
-  Start(const Product& product, const int32_t* total, int zero)
-      : values(product.blocks() * lanes), used(zero != 0) {
-    if (!values) return;
-    for (int o = 0; o < product.blocks() * lanes; ++o) values.data()[o] = o < product.outputs ? -zero * total[o] : 0;
+// packed[block][tap][quad][lane][byte], zero beyond the real ones.
+void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed) {
+  const int taps = product.kernel_h * product.kernel_w;
+  if (inputs % 4 != 0 || product.outputs % lanes != 0)
+    std::memset(packed, 0, static_cast<size_t>(product.packed_size(depth)));
+  const int64_t by_tap = int64_t{depth} * lanes;
+  for (int o = 0; o < product.outputs; ++o) {
+    int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
+    for (int c = 0; c < inputs; c += 4)
+      pack_quad(weights.data + o * weights.by_output + c * weights.by_input, weights.by_input,
+                inputs - c < 4 ? inputs - c : 4, taps, weights.turned, by_tap, lane + c * lanes);
   }
-  void fill(int32_t* sums, int width, int stride) const {
-    for (int x = 0; x < width; ++x)
-      std::memcpy(sums + int64_t{x} * stride, values.data(), static_cast<size_t>(stride) * sizeof(int32_t));
+}
+
+// Where the sums of each group start: what `zero` in every code adds to them, which is as much as the sum of an output's
+// weights times `zero`, is taken off beforehand.
+class Start {
+ public:
+  Start(const Product& product, int depth, int groups, const int8_t* packed, int zero)
+      : used_(zero != 0), stride_(product.blocks() * lanes), values_(used_ ? groups * stride_ : 0), ones_(depth + slack) {
+    if (!used_ || !*this) return;
+    std::memset(ones_.data(), 1, static_cast<size_t>(depth + slack));
+    for (int g = 0; g < groups; ++g)
+      sum_weights(product, depth, packed + g * product.packed_size(depth), values_.data() + int64_t{g} * stride_);
+    for (int64_t i = 0; i < int64_t{groups} * stride_; ++i) values_.data()[i] *= -zero;
   }
+  explicit operator bool() const { return values_ && ones_; }
+  // Of all the outputs of a group; null if they start at zero.
+  const int32_t* of(int group) const { return used_ ? values_.data() + int64_t{group} * stride_ : nullptr; }
+
+ private:
+  // The sum of each output's weights: their product with ones.
+  void sum_weights(const Product& product, int depth, const int8_t* packed, int32_t* sums) const {
+    const int taps = product.kernel_h * product.kernel_w;
+    const int64_t block = int64_t{taps} * depth * lanes;
+    const int32_t first[1024] = {};  // where every tap reads its ones
+    for (int b = 0; b < product.blocks(); ++b)
+      ops().tile({ones_.data(), 0, 1, first, taps, depth / 4, packed + b * block, static_cast<ptrdiff_t>(block), 1,
+                  sums + b * lanes, lanes, false, products_that_fit(2, 1, 127)});
+  }
+
+  bool used_;
+  int stride_;
+  Buffer<int32_t> values_;
+  Buffer<uint8_t> ones_;
 };
 
 // The runs of bytes under the kernel, from the first pixel on.
@@ -254,10 +280,10 @@ void bit_row(const Product& product, int depth, const Segments& segments, const 
   }
 }
 
-// Every row of the output, out_width x 16*blocks, at target(y); then row(y, there).
+// Every row of the output, out_width x 16*blocks, at target(y); then row(y, there). Sums start at `start`, or at zero.
 template <class Target, class Row>
 void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, int fit,
-               const Serial& serial, const Start& start, Target target, Row row) {
+               const Serial& serial, const int32_t* start, Target target, Row row) {
   Segments segments(product, layout);
   const int64_t line = int64_t{layout.padded_width} * layout.depth * product.stride_h, codes = layout.size() - slack;
   if (serial.bits > 0) {
@@ -266,11 +292,13 @@ void correlate(const Product& product, const Layout& layout, const uint8_t* padd
   }
   for (int y = 0; y < product.out_height; ++y) {
     int32_t* sums = target(y);
-    if (start.used) start.fill(sums, product.out_width, product.blocks() * lanes);
+    const int stride = product.blocks() * lanes;
+    for (int x = 0; x < product.out_width && start != nullptr; ++x)
+      std::memcpy(sums + int64_t{x} * stride, start, static_cast<size_t>(stride) * sizeof(int32_t));
     if (serial.bits > 0)
-      bit_row(product, layout.depth, segments, serial.codes + y * line / 8, codes / 8, serial, start.used, sums);
+      bit_row(product, layout.depth, segments, serial.codes + y * line / 8, codes / 8, serial, start != nullptr, sums);
     else
-      tile_row(product, layout.depth, segments, padded + y * line, packed, fit, start.used, sums);
+      tile_row(product, layout.depth, segments, padded + y * line, packed, fit, start != nullptr, sums);
     row(y, sums);
   }
 }
@@ -403,12 +431,13 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
   const Product product{c.kernel_h,   c.kernel_w,    c.dilation_h, c.dilation_w, c.stride_h,
                         c.stride_w, c.out_height, c.out_width,  outputs};
   Buffer<int8_t> packed(product.packed_size(layout.depth) * c.groups);
-  Buffer<int32_t> total(c.out_channels);
-  if (!packed || !total) return -1;
+  if (!packed) return -1;
   for (int g = 0; g < c.groups; ++g)
     pack_weights(product, inputs, layout.depth,
                  {weights + int64_t{g} * outputs * inputs * taps, int64_t{inputs} * taps, taps, false},
-                 packed.data() + g * product.packed_size(layout.depth), total.data() + g * outputs);
+                 packed.data() + g * product.packed_size(layout.depth));
+  const Start start(product, layout.depth, c.groups, packed.data(), shifted);
+  if (!start) return -1;
   const int stride = product.blocks() * lanes;
   const int fit = products_that_fit(2, pairs != 0 ? 15 : (flip ? 128 : 255), greatest_weight(c, weights));
   // Planes have whole bytes of a pixel.
@@ -430,9 +459,8 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
         };
         for (int g = 0; g < c.groups; ++g) {
           pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
-          const Start start(product, total.data() + g * outputs, shifted);
           correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth),
-                    fit, {bits, planes.data() + g * group_words, scratch.planes.data()}, start, target, [&](int y, int32_t* sums) {
+                    fit, {bits, planes.data() + g * group_words, scratch.planes.data()}, start.of(g), target, [&](int y, int32_t* sums) {
                       if (direct) return;
                       tidy(sums, c.out_width, outputs, stride);
                       scatter(sums, c.out_width, outputs, c.out_channels,
@@ -496,8 +524,7 @@ int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors,
   const int groups = deep ? 1 : c.groups, taps = c.kernel_h * c.kernel_w;
   const Product product{c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, 1, 1, c.height, c.width, outputs};
   Buffer<int8_t> packed(deep ? int64_t{taps} * c.channels : product.packed_size(layout.depth) * groups);
-  Buffer<int32_t> total(c.channels);
-  if (!packed || !total) return -1;
+  if (!packed) return -1;
   int32_t offsets[1024];
   if (deep) {
     depthwise_taps(c, layout, offsets);
@@ -507,8 +534,10 @@ int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors,
     for (int g = 0; g < groups; ++g)
       pack_weights(product, inputs, layout.depth,
                    {weights + int64_t{g} * outputs * inputs * taps, taps, int64_t{outputs} * taps, true},
-                   packed.data() + g * product.packed_size(layout.depth), total.data() + g * outputs);
+                   packed.data() + g * product.packed_size(layout.depth));
   }
+  const Start start(product, layout.depth, groups, packed.data(), deep ? 0 : shifted);
+  if (!start) return -1;
   const int stride = product.blocks() * lanes;
   const int fit = products_that_fit(deep ? 1 : 2, deep || !flip ? 128 : 255, greatest_weight(c, weights));
   const bool enough = with_scratch(
@@ -533,9 +562,8 @@ int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors,
             }
             continue;
           }
-          const Start start(product, total.data() + g * outputs, shifted);
           correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit,
-                    {}, start, [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
+                    {}, start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
                       tidy(sums, c.width, outputs, stride);
                       emit(y, sums);
                     });
@@ -643,7 +671,7 @@ int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* code
   Gathered* gathered[max_threads] = {};
   // An int32 sum holds so many images of the greatest possible products.
   const int64_t greatest = int64_t{127} * (pairs != 0 ? 15 : 255) * c.out_height * c.out_width;
-  const int64_t holds = greatest > 0 ? (int64_t{1} << 31) / greatest - 1 : 1;
+  const int64_t holds = greatest > 0 ? ((int64_t{1} << 31) - 1) / greatest : 1;
   if (holds < 1 || slots > max_threads || taps > 1024) return -2;
   int32_t offsets[1024];
   if (deep) depthwise_taps(c, layout, offsets);

@@ -54,10 +54,11 @@ struct Depthwise {
   int32_t* out;
 };
 
-// t = (left - left_zero) * left_scale + (right - right_zero) * right_scale; codes are clamp(rint(t), low, high) - low.
+// t = ((left - left_zero) * left_scale + (right - right_zero) * right_scale) / step, as the integer eval forward has it;
+// codes are clamp(rint(t), low, high) - low.
 struct Addition {
   int left_zero, right_zero;
-  float left_scale, right_scale, low, high;
+  float left_scale, right_scale, step, low, high;
 };
 
 struct Ops {

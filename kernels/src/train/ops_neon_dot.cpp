@@ -42,13 +42,20 @@ inline void product(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* o
       multiply<2>(codes, w + 128, sums);
       multiply<3>(codes, w + 192, sums);
     }
-    for (; q < t.quads; ++q, from += 4, w += 64) {
+    if (q + 2 <= t.quads) {
+      for (int r = 0; r < Rows; ++r) codes[r] = vcombine_s8(vld1_s8(from + r * t.stride), vdup_n_s8(0));
+      multiply<0>(codes, w, sums);
+      multiply<1>(codes, w + 64, sums);
+      q += 2, from += 8, w += 128;
+    }
+    if (q < t.quads) {
       for (int r = 0; r < Rows; ++r) {
         int32_t four;
         __builtin_memcpy(&four, from + r * t.stride, sizeof four);
         codes[r] = vreinterpretq_s8_s32(vdupq_n_s32(four));
       }
       multiply<0>(codes, w, sums);
+      w += 64;
     }
   }
   for (int r = 0; r < Rows; ++r)

@@ -99,7 +99,7 @@ using namespace fedmpq;
 int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step, float low,
                    float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states) {
   const int64_t quarter = (count + 3) / 4;
-  const Addition sum{left->zero, right->zero, left->scale / step, right->scale / step, low, high};
+  const Addition sum{left->zero, right->zero, left->scale, right->scale, step, low, high};
   std::atomic<bool> enough{true};
   parallel(images, threads, [&](int image, int) {
     auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(3 * count)));
