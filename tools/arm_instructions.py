@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedmpq.model.exchange import TrainingPlan
+from fedmpq.model.exchange import PlanError, TrainingPlan
 from tools import arm_board, rounds, wheels
 from tools.arm_board import Board, BoardError
 from tools.counted_step import AFTER, BEFORE
@@ -67,7 +67,7 @@ def counted(called: list[str], marks: str) -> Counts:
 
 
 def convolutions(counts: Counts) -> int:
-    """Of the three products of every layer."""
+    """Of the products of every layer, with the sums over them that are taken on the way."""
     return sum(count for name, count in counts.items() if name.startswith("fedmpq_conv_"))
 
 
@@ -87,7 +87,7 @@ def main() -> None:
             )
             for cpu, isa in OWN_ISA.items():
                 _print(cpu, isa, counting.step(source, cpu, "scalar"), counting.step(source, cpu, isa))
-    except (BoardError, wheels.WheelError) as error:
+    except (BoardError, PlanError, wheels.WheelError) as error:
         sys.exit(f"arm_instructions: {error}")
 
 

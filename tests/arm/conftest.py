@@ -45,11 +45,11 @@ def cpu(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def on_board(board: Board, site: Path, cpu: str) -> OnBoard:
-    """Runs the board's Python with these arguments; its output."""
+    """Runs the board's Python with these arguments, and these changes to the environment; its output."""
 
-    def run(*arguments: str | Path) -> str:
+    def run(*arguments: str | Path, **changed: str) -> str:
         command = [str(board.launcher(cpu)), *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+        environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", **changed}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"on the {cpu}: {done.stdout}{done.stderr}"
         return done.stdout

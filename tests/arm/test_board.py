@@ -46,6 +46,11 @@ def test_the_cpu_gets_its_own_instruction_set(on_board: OnBoard, cpu: str) -> No
     assert best == supported[0]
 
 
+def test_the_library_loads_where_pages_have_16_kib(on_board: OnBoard, cpu: str) -> None:
+    script = "import mmap; from fedmpq import kernels; print(mmap.PAGESIZE, kernels.isa())"
+    assert on_board("-c", script, QEMU_PAGESIZE="16384").split() == ["16384", ISAS[cpu][0]]
+
+
 def test_the_client_loads_nothing_heavy(on_board: OnBoard, site: Path) -> None:
     folder = site / "fedmpq" / "edge_client"
     modules = [f"fedmpq.edge_client.{path.stem}" for path in folder.glob("*.py") if "torch" not in path.stem]
