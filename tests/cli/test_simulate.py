@@ -451,6 +451,8 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Started in the background by a shell, the tests may have inherited a Ctrl-C that is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             env={**os.environ, "TMPDIR": str(scratch)},
         )
 
@@ -481,8 +483,9 @@ class Run:
         return alive
 
     def assert_gone(self) -> None:
+        """No workers and none of our files; torch may leave a cache of its own."""
         deadline = time.monotonic() + 20
-        while left := [*self.workers(), *(path.name for path in self.scratch.iterdir())]:
+        while left := [*self.workers(), *(path.name for path in self.scratch.glob("fedmpq-*"))]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
 
