@@ -144,6 +144,16 @@ def test_nothing_saturates(isa: str, code: int, weight: int, error: int) -> None
     np.testing.assert_array_equal(backward_weights(problem, scale, 2), sums.astype(np.float32))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_more_images_than_32_bits_hold(isa: str, threads: int) -> None:
+    """Six images of 100 x 100 greatest products fill them."""
+    conv = training.Conv(14, 100, 100, 2, 100, 100, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
+    stored, errors = np.full((14, 100, 100, 2), 255, np.uint8), np.full((14, 100, 100, 1), -127, np.int8)
+    problem = Problem(conv, stored, False, 0, np.ones((1, 2, 1, 1), np.int8), errors)
+    gradient = backward_weights(problem, np.ones(1, np.float32), threads)
+    np.testing.assert_array_equal(gradient, np.float32(-127 * 255 * 14 * 100 * 100))
+
+
 def test_an_image_too_large_for_the_sums_of_weight_gradients_is_refused() -> None:
     side = 300  # 300 * 300 * 255 * 127 > 2^31
     conv = training.Conv(1, side, side, 1, side, side, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)

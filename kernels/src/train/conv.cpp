@@ -1,8 +1,8 @@
 // Convolutions of codes, and both products of their backward pass, as tiles.
 //
 // Forward: an image's codes go into a zero-padded copy; a tile's rows are neighbouring output pixels, its segments the rows
-// of the kernel. Backward to the input: the same on the errors, with the kernel turned round and strides filled with
-// zeros. Backward to the weights: the image channel by channel; a tile's rows are input channels, its segments image rows,
+// of the kernel. Backward to the input: the same on the errors, with the kernel turned round, for the pixels of each phase
+// of the stride by themselves. Backward to the weights: the image channel by channel; a tile's rows are input channels, its segments image rows,
 // and what it reads as weights are the errors, four neighbouring pixels together.
 //
 // Codes are bytes `code + zero`; sums are of codes, so zero times the sum of the weights is taken off in the end, and
@@ -157,24 +157,23 @@ struct Product {
   int64_t packed_size(int depth) const { return int64_t{blocks()} * kernel_h * kernel_w * depth * lanes; }
 };
 
-// Where the weights of a product lie: weight(output, input, tap) is at output * by_output + input * by_input + tap, the taps
-// counted backwards if turned.
+// Where the weights of a product lie: weight(output, input, tap) is at output * by_output + input * by_input + order[tap].
 struct Weights {
   const int8_t* data;
   int64_t by_output, by_input;
-  bool turned;
+  const int32_t* order;
 };
 
 // Four weights of neighbouring inputs, of which there may be fewer, as a tile reads them; tap by tap, `by_tap` bytes apart.
-void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, bool turned, int64_t by_tap, int8_t* to) {
+void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, const int32_t* order, int64_t by_tap, int8_t* to) {
   if (inputs < 4) {
     for (int c = 0; c < inputs; ++c)
-      for (int tap = 0; tap < taps; ++tap) to[tap * by_tap + c] = from[c * by_input + (turned ? taps - 1 - tap : tap)];
+      for (int tap = 0; tap < taps; ++tap) to[tap * by_tap + c] = from[c * by_input + order[tap]];
     return;
   }
   const int8_t *second = from + by_input, *third = second + by_input, *fourth = third + by_input;
   for (int tap = 0; tap < taps; ++tap, to += by_tap) {
-    const int at = turned ? taps - 1 - tap : tap;
+    const int at = order[tap];
     const int8_t four[4] = {from[at], second[at], third[at], fourth[at]};
     std::memcpy(to, four, sizeof four);
   }
@@ -190,7 +189,7 @@ void pack_weights(const Product& product, int inputs, int depth, const Weights& 
     int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
     for (int c = 0; c < inputs; c += 4)
       pack_quad(weights.data + o * weights.by_output + c * weights.by_input, weights.by_input,
-                inputs - c < 4 ? inputs - c : 4, taps, weights.turned, by_tap, lane + c * lanes);
+                inputs - c < 4 ? inputs - c : 4, taps, weights.order, by_tap, lane + c * lanes);
   }
 }
 
@@ -327,13 +326,34 @@ Layout forward_layout(const FedmpqConv& c, uint8_t fill) {
   return layout;
 }
 
-Layout backward_layout(const FedmpqConv& c, uint8_t fill) {
+// The pixels of an input along one axis, or every so many of them, and the taps through which they reach errors. With a
+// stride a pixel reaches only some of a kernel's taps, the same ones as every stride-th pixel: a phase of them.
+struct Phase {
+  int first, step, count;        // pixels
+  int taps, last_tap, tap_step;  // backwards from the last
+  int dilation;                  // errors between those of neighbouring taps
+  int before, spread;            // where errors go in the padded copy: the first, and how far apart
+};
+
+// With dilation, all pixels are one phase, of which the errors have the stride's zeros in between.
+int phases(int stride, int dilation) { return dilation == 1 ? stride : 1; }
+
+Phase phase_of(int phase, int size, int kernel, int stride, int dilation, int pad) {
+  if (phases(stride, dilation) == 1)
+    return {0, 1, size, kernel, kernel - 1, 1, dilation, dilation * (kernel - 1) - pad, stride};
+  const int first = ((phase - pad) % stride + stride) % stride;
+  const int count = first < size ? (size - 1 - first) / stride + 1 : 0;
+  const int taps = phase < kernel ? (kernel - 1 - phase) / stride + 1 : 0;
+  return {first, stride, count, taps, phase + (taps - 1) * stride, stride, 1, taps - 1 - (first + pad - phase) / stride, 1};
+}
+
+Layout backward_layout(const FedmpqConv& c, const Phase& rows, const Phase& columns, uint8_t fill) {
   Layout layout{};
   layout.height = c.out_height, layout.width = c.out_width, layout.channels = c.out_channels;
-  layout.padded_height = c.height + c.dilation_h * (c.kernel_h - 1);
-  layout.padded_width = c.width + c.dilation_w * (c.kernel_w - 1);
-  layout.top = c.dilation_h * (c.kernel_h - 1) - c.pad_h, layout.left = c.dilation_w * (c.kernel_w - 1) - c.pad_w;
-  layout.spread_h = c.stride_h, layout.spread_w = c.stride_w;
+  layout.padded_height = rows.count + rows.dilation * (rows.taps - 1);
+  layout.padded_width = columns.count + columns.dilation * (columns.taps - 1);
+  layout.top = rows.before, layout.left = columns.before;
+  layout.spread_h = rows.spread, layout.spread_w = columns.spread;
   layout.group_channels = is_depthwise(c) ? c.out_channels : c.out_channels / c.groups;
   layout.depth = is_depthwise(c) ? c.out_channels : up(layout.group_channels, 4);
   layout.fill = fill;
@@ -382,11 +402,11 @@ bool with_scratch(int64_t raw, int64_t copy, int64_t row, int items, int threads
   return enough;
 }
 
-void depthwise_taps(const FedmpqConv& c, const Layout& layout, int32_t* taps) {
-  for (int r = 0; r < c.kernel_h; ++r)
-    for (int s = 0; s < c.kernel_w; ++s)
-      taps[r * c.kernel_w + s] =
-          (r * c.dilation_h * layout.padded_width + s * c.dilation_w) * layout.depth;
+// Where a depthwise product's taps are from the first on, in bytes.
+void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w, int32_t* taps) {
+  for (int r = 0; r < kernel_h; ++r)
+    for (int s = 0; s < kernel_w; ++s)
+      *taps++ = (r * dilation_h * layout.padded_width + s * dilation_w) * layout.depth;
 }
 
 template <class After>
@@ -399,7 +419,7 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
   for (int k = 0; k < taps; ++k)
     for (int i = 0; i < c.channels; ++i) by_tap.data()[k * c.channels + i] = weights[i * taps + k];
   int32_t offsets[1024];
-  depthwise_taps(c, layout, offsets);
+  depthwise_taps(layout, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, offsets);
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
   const int64_t out = int64_t{c.out_height} * c.out_width * c.channels;
   const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest_weight(c, weights));
@@ -432,9 +452,11 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
                         c.stride_w, c.out_height, c.out_width,  outputs};
   Buffer<int8_t> packed(product.packed_size(layout.depth) * c.groups);
   if (!packed) return -1;
+  int32_t order[1024];
+  for (int tap = 0; tap < taps; ++tap) order[tap] = tap;
   for (int g = 0; g < c.groups; ++g)
     pack_weights(product, inputs, layout.depth,
-                 {weights + int64_t{g} * outputs * inputs * taps, int64_t{inputs} * taps, taps, false},
+                 {weights + int64_t{g} * outputs * inputs * taps, int64_t{inputs} * taps, taps, order},
                  packed.data() + g * product.packed_size(layout.depth));
   const Start start(product, layout.depth, c.groups, packed.data(), shifted);
   if (!start) return -1;
@@ -470,6 +492,85 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, int32_t pairs, int32_
         after(image);
       });
   return enough ? 0 : -1;
+}
+
+// The weights of a phase's taps: as tiles read them, or tap by tap for a depthwise product.
+void pack_backward(const FedmpqConv& c, const Product& product, int depth, const Phase& rows, const Phase& columns,
+                   const int8_t* weights, int8_t* packed) {
+  const int all = c.kernel_h * c.kernel_w, inputs = c.out_channels / c.groups, outputs = c.channels / c.groups;
+  int32_t order[1024];
+  int taps = 0;
+  for (int r = 0; r < rows.taps; ++r)
+    for (int s = 0; s < columns.taps; ++s)
+      order[taps++] = (rows.last_tap - r * rows.tap_step) * c.kernel_w + columns.last_tap - s * columns.tap_step;
+  if (is_depthwise(c)) {
+    for (int k = 0; k < taps; ++k)
+      for (int i = 0; i < c.channels; ++i) *packed++ = weights[i * all + order[k]];
+    return;
+  }
+  for (int g = 0; g < c.groups; ++g)
+    pack_weights(product, inputs, depth, {weights + int64_t{g} * outputs * inputs * all, all, int64_t{outputs} * all, order},
+                 packed + g * product.packed_size(depth));
+}
+
+// Errors of the pixels of one phase in each direction.
+int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, const int8_t* errors,
+                       const int8_t* weights, float scale, bool add, int threads, uint16_t* out) {
+  const bool deep = is_depthwise(c);
+  // Errors are signed; cores that multiply unsigned by signed get them plus 128. Depthwise takes that off per product.
+  const int zero = deep || !ops().signed_bytes ? 128 : 0;
+  const int64_t raw = int64_t{c.out_height} * c.out_width * c.out_channels;
+  const Source source = source_of(reinterpret_cast<const uint8_t*>(errors), false, raw, static_cast<uint8_t>(zero));
+  const Layout layout = backward_layout(c, rows, columns, static_cast<uint8_t>(zero));
+  const int groups = deep ? 1 : c.groups, outputs = c.channels / groups, taps = rows.taps * columns.taps;
+  const Product product{rows.taps, columns.taps, rows.dilation, columns.dilation, 1, 1, rows.count, columns.count, outputs};
+  Buffer<int8_t> packed(deep ? int64_t{taps} * c.channels : product.packed_size(layout.depth) * groups);
+  if (!packed) return -1;
+  pack_backward(c, product, layout.depth, rows, columns, weights, packed.data());
+  const Start start(product, layout.depth, groups, packed.data(), deep ? 0 : zero);
+  if (!start) return -1;
+  int32_t offsets[1024];
+  if (deep) depthwise_taps(layout, rows.taps, columns.taps, rows.dilation, columns.dilation, offsets);
+  const int stride = product.blocks() * lanes;
+  const int fit = products_that_fit(deep ? 1 : 2, deep || zero == 0 ? 128 : 255, greatest_weight(c, weights));
+  const bool whole = groups == 1 && columns.step == 1;  // rows without gaps
+  const auto one_group = [&](int image, int g, Scratch& scratch) {
+    uint16_t* first = out + (int64_t{image} * c.height * c.width + columns.first) * c.channels + g * outputs;
+    const auto emit = [&](int y, int32_t* sums) {
+      ops().to_error(sums, whole ? 1 : columns.count, whole ? int64_t{columns.count} * outputs : outputs, scale, add,
+                     first + int64_t{rows.first + y * rows.step} * c.width * c.channels, int64_t{columns.step} * c.channels);
+    };
+    pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
+    if (deep) {
+      for (int y = 0; y < rows.count; ++y) {
+        ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, columns.count,
+                         c.channels, taps, zero, fit, offsets, packed.data(), scratch.sums.data()});
+        emit(y, scratch.sums.data());
+      }
+      return;
+    }
+    correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit, {},
+              start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
+                tidy(sums, columns.count, outputs, stride);
+                emit(y, sums);
+              });
+  };
+  const bool enough = with_scratch(raw, layout.size(), int64_t{columns.count} * stride, c.images, threads,
+                                   [&](int image, Scratch& scratch) {
+                                     for (int g = 0; g < groups; ++g) one_group(image, g, scratch);
+                                   });
+  return enough ? 0 : -1;
+}
+
+// Pixels that no tap reaches have no errors.
+void clear_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, uint16_t* out) {
+  for (int image = 0; image < c.images; ++image)
+    for (int y = 0; y < rows.count; ++y)
+      for (int x = 0; x < columns.count; ++x) {
+        const int64_t row = int64_t{image} * c.height + rows.first + y * rows.step;
+        const int64_t pixel = row * c.width + columns.first + x * columns.step;
+        std::memset(out + pixel * c.channels, 0, static_cast<size_t>(c.channels) * sizeof(uint16_t));
+      }
 }
 
 }  // namespace
@@ -513,78 +614,34 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8_t* codes, 
 int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, float scale,
                                    int32_t add, int32_t threads, uint16_t* out) {
   const FedmpqConv& c = *conv;
-  const int64_t raw = int64_t{c.out_height} * c.out_width * c.out_channels;
-  const bool deep = is_depthwise(c);
-  // Errors are signed; cores that multiply unsigned by signed get them plus 128. Depthwise takes that off per product.
-  const bool flip = deep || !ops().signed_bytes;
-  const int shifted = flip ? 128 : 0;
-  const Source source = source_of(reinterpret_cast<const uint8_t*>(errors), false, raw, flip ? 128 : 0);
-  const Layout layout = backward_layout(c, static_cast<uint8_t>(shifted));
-  const int inputs = layout.group_channels, outputs = deep ? c.channels : c.channels / c.groups;
-  const int groups = deep ? 1 : c.groups, taps = c.kernel_h * c.kernel_w;
-  const Product product{c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, 1, 1, c.height, c.width, outputs};
-  Buffer<int8_t> packed(deep ? int64_t{taps} * c.channels : product.packed_size(layout.depth) * groups);
-  if (!packed) return -1;
-  int32_t offsets[1024];
-  if (deep) {
-    depthwise_taps(c, layout, offsets);
-    for (int k = 0; k < taps; ++k)
-      for (int i = 0; i < c.channels; ++i) packed.data()[k * c.channels + i] = weights[i * taps + (taps - 1 - k)];
-  } else {
-    for (int g = 0; g < groups; ++g)
-      pack_weights(product, inputs, layout.depth,
-                   {weights + int64_t{g} * outputs * inputs * taps, taps, int64_t{outputs} * taps, true},
-                   packed.data() + g * product.packed_size(layout.depth));
-  }
-  const Start start(product, layout.depth, groups, packed.data(), deep ? 0 : shifted);
-  if (!start) return -1;
-  const int stride = product.blocks() * lanes;
-  const int fit = products_that_fit(deep ? 1 : 2, deep || !flip ? 128 : 255, greatest_weight(c, weights));
-  const bool enough = with_scratch(
-      raw, layout.size(), int64_t{c.width} * stride, c.images, threads, [&](int image, Scratch& scratch) {
-        uint16_t* to = out + int64_t{image} * c.height * c.width * c.channels;
-        for (int g = 0; g < groups; ++g) {
-          pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
-          const auto emit = [&](int y, int32_t* sums) {
-            uint16_t* row = to + int64_t{y} * c.width * c.channels + g * outputs;
-            if (groups == 1) {
-              ops().to_error(sums, int64_t{c.width} * outputs, scale, add != 0, row);
-              return;
-            }
-            for (int x = 0; x < c.width; ++x)
-              ops().to_error(sums + x * outputs, outputs, scale, add != 0, row + int64_t{x} * c.channels);
-          };
-          if (deep) {
-            for (int y = 0; y < c.height; ++y) {
-              ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, c.width,
-                               c.channels, taps, shifted, fit, offsets, packed.data(), scratch.sums.data()});
-              emit(y, scratch.sums.data());
-            }
-            continue;
-          }
-          correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit,
-                    {}, start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
-                      tidy(sums, c.width, outputs, stride);
-                      emit(y, sums);
-                    });
-        }
-      });
-  return enough ? 0 : -1;
+  for (int i = 0; i < phases(c.stride_h, c.dilation_h); ++i)
+    for (int j = 0; j < phases(c.stride_w, c.dilation_w); ++j) {
+      const Phase rows = phase_of(i, c.height, c.kernel_h, c.stride_h, c.dilation_h, c.pad_h);
+      const Phase columns = phase_of(j, c.width, c.kernel_w, c.stride_w, c.dilation_w, c.pad_w);
+      if (rows.count == 0 || columns.count == 0) continue;
+      if (rows.taps > 0 && columns.taps > 0) {
+        if (backward_phase(c, rows, columns, errors, weights, scale, add != 0, threads, out) != 0) return -1;
+      } else if (add == 0) {
+        clear_phase(c, rows, columns, out);
+      }
+    }
+  return 0;
 }
 
 namespace fedmpq {
 namespace {
 
-// Codes of one image channel by channel, columns of one phase of the stride side by side: plane[phase][channel][y][x].
+// Codes of a few images channel by channel, columns of one phase of the stride side by side:
+// plane[phase][channel][image][y][x].
 struct Planes {
-  int phases, rows, row, channels;  // row: bytes of one row of one plane
-  int64_t plane() const { return int64_t{rows} * row; }
+  int phases, images, rows, row, channels;  // row: bytes of one row of one plane
+  int64_t image() const { return int64_t{rows} * row; }
+  int64_t plane() const { return images * image(); }
   int64_t size() const { return phases * channels * plane() + slack; }
 };
 
-void to_planes(const FedmpqConv& c, const Planes& planes, const uint8_t* bytes, int first_channel, uint8_t value,
-               uint8_t* out) {
-  std::memset(out, value, static_cast<size_t>(planes.size()));
+// The planes' part of one image, which starts at `out`.
+void to_planes(const FedmpqConv& c, const Planes& planes, const uint8_t* bytes, int first_channel, uint8_t* out) {
   const int64_t step = int64_t{c.stride_w} * c.channels;  // bytes between columns of one phase
   for (int y = 0; y < c.height && y + c.pad_h < planes.rows; ++y)
     for (int phase = 0; phase < planes.phases; ++phase) {
@@ -595,36 +652,38 @@ void to_planes(const FedmpqConv& c, const Planes& planes, const uint8_t* bytes, 
       if (columns > planes.row - to) columns = planes.row - to;
       const uint8_t* from = bytes + (int64_t{y} * c.width + first) * c.channels + first_channel;
       uint8_t* line = out + phase * planes.channels * planes.plane() + int64_t{y + c.pad_h} * planes.row + to;
-      int channel = 0;
-      for (; channel + lanes <= planes.channels; channel += lanes)
+      for (int channel = 0; channel < planes.channels && planes.channels >= lanes; channel += lanes) {
+        // The last ones, if they are fewer, again together with those before them.
+        const int own = channel + lanes <= planes.channels ? channel : planes.channels - lanes;
         for (int x = 0; x < columns; x += lanes)
-          shuffle::transpose(from + x * step + channel, step, columns - x < lanes ? columns - x : lanes,
-                             line + channel * planes.plane() + x, planes.plane());
-      for (; channel < planes.channels; ++channel)
+          shuffle::transpose(from + x * step + own, step, columns - x < lanes ? columns - x : lanes,
+                             line + own * planes.plane() + x, planes.plane());
+      }
+      for (int channel = 0; channel < planes.channels && planes.channels < lanes; ++channel)
         for (int x = 0; x < columns; ++x) line[channel * planes.plane() + x] = from[x * step + channel];
     }
 }
 
-// Errors as a tile reads weights: quads[block][y][x / 4][lane][x % 4], zero beyond the real ones.
-void to_quads(const FedmpqConv& c, const int8_t* errors, int first_channel, int outputs, int8_t* out) {
-  const int quads = up(c.out_width, 4) / 4, blocks = up(outputs, lanes) / lanes;
-  const int64_t block = int64_t{c.out_height} * quads * lanes * 4;
-  const bool whole = outputs % lanes == 0 && c.out_width % 4 == 0;
-  if (!whole) std::memset(out, 0, static_cast<size_t>(blocks * block));
+// Up to four pixels' errors of up to 16 outputs beside each other. What lies beyond the real ones is left alone.
+void to_quad(const int8_t* pixel, int64_t stride, int pixels, int outputs, int8_t* to) {
+  for (int i = 0; i < pixels; ++i)
+    for (int o = 0; o < outputs; ++o) to[4 * o + i] = pixel[i * stride + o];
+}
+
+// Errors of one image as a tile reads weights: quads[block][y][x / 4][lane][x % 4], blocks `block` bytes apart. Lanes beyond
+// the real outputs may hold anything: nobody reads their sums. No byte is read from `end` on.
+void to_quads(const FedmpqConv& c, const int8_t* errors, int outputs, int64_t block, const int8_t* end, int8_t* out) {
+  const int64_t stride = c.out_channels;
   for (int y = 0; y < c.out_height; ++y)
-    for (int q = 0; q < quads; ++q) {
-      const int8_t* pixel = errors + (int64_t{y} * c.out_width + 4 * q) * c.out_channels + first_channel;
-      int8_t* to = out + (int64_t{y} * quads + q) * lanes * 4;
-      if (whole) {
-        for (int b = 0; b < blocks; ++b)
-          shuffle::interleave(reinterpret_cast<const uint8_t*>(pixel) + b * lanes, c.out_channels,
-                              reinterpret_cast<uint8_t*>(to) + b * block);
-        continue;
-      }
-      const int count = c.out_width - 4 * q < 4 ? c.out_width - 4 * q : 4;
-      for (int i = 0; i < count; ++i)
-        for (int o = 0; o < outputs; ++o)
-          to[(o / lanes) * block + (o % lanes) * 4 + i] = pixel[i * c.out_channels + o];
+    for (int x = 0; x < c.out_width; x += 4, out += lanes * 4) {
+      const int8_t* pixel = errors + (int64_t{y} * c.out_width + x) * stride;
+      const int pixels = c.out_width - x < 4 ? c.out_width - x : 4;
+      int8_t* to = out;
+      for (int o = 0; o < outputs; o += lanes, pixel += lanes, to += block)
+        if (pixels == 4 && end - pixel >= 3 * stride + lanes)
+          shuffle::interleave(reinterpret_cast<const uint8_t*>(pixel), stride, reinterpret_cast<uint8_t*>(to));
+        else
+          to_quad(pixel, stride, pixels, outputs - o < lanes ? outputs - o : lanes, to);
     }
 }
 
@@ -633,16 +692,44 @@ void sum_errors(const int8_t* errors, int64_t pixels, int channels, int64_t* sum
     for (int o = 0; o < channels; ++o) sums[o] += errors[p * channels + o];
 }
 
-// What one thread gathers over its images.
+// What one thread gathers over its images: sums of as many of them as 32 bits hold, and of all if those are more.
 struct Gathered {
   Buffer<uint8_t> bytes, planes;
   Buffer<int8_t> quads;
   Buffer<int32_t> part;
   Buffer<int64_t> whole, errors;
-  Gathered(int64_t raw, int64_t planar, int64_t quad, int64_t sums, int64_t outputs)
-      : bytes(raw + slack), planes(planar), quads(quad), part(sums), whole(sums), errors(outputs) {}
+  int64_t sums;
+  bool flushed = false;
+  Gathered(int64_t raw, int64_t planar, int64_t quad, int64_t sum_count, int64_t outputs, bool more)
+      : bytes(raw + slack), planes(planar), quads(quad), part(sum_count), whole(more ? sum_count : 0), errors(outputs),
+        sums(sum_count) {
+    if (!*this) return;
+    std::memset(part.data(), 0, static_cast<size_t>(sum_count) * sizeof(int32_t));
+    if (more) std::memset(whole.data(), 0, static_cast<size_t>(sum_count) * sizeof(int64_t));
+    std::memset(errors.data(), 0, static_cast<size_t>(outputs) * sizeof(int64_t));
+  }
   explicit operator bool() const { return bytes && planes && quads && part && whole && errors; }
+  void flush() {
+    for (int64_t i = 0; i < sums; ++i) whole.data()[i] += part.data()[i];
+    std::memset(part.data(), 0, static_cast<size_t>(sums) * sizeof(int32_t));
+    flushed = true;
+  }
+  int64_t sum(int64_t i) const { return part.data()[i] + (flushed ? whole.data()[i] : 0); }
 };
+
+// Sums [tap][input][width] of one group, from all threads, to gradients [output][input][tap] of its outputs, a few of them
+// at a time: they lie far apart.
+void write_gradient(Gathered* const* gathered, int slots, int64_t first, int taps, int inputs, int width, int outputs,
+                    const int64_t* taken_off, const float* scale, float* gradient) {
+  for (int start = 0; start < outputs; start += lanes)
+    for (int i = 0; i < inputs; ++i)
+      for (int tap = 0; tap < taps; ++tap)
+        for (int o = start; o < outputs && o < start + lanes; ++o) {
+          int64_t sum = -taken_off[o];
+          for (int slot = 0; slot < slots; ++slot) sum += gathered[slot]->sum(first + (int64_t{tap} * inputs + i) * width + o);
+          gradient[(int64_t{o} * inputs + i) * taps + tap] = static_cast<float>(sum) * scale[o];
+        }
+}
 
 }  // namespace
 }  // namespace fedmpq
@@ -664,6 +751,7 @@ int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* code
   planes.rows = (c.out_height - 1) * c.stride_h + c.dilation_h * (c.kernel_h - 1) + 1;
   planes.row = (c.dilation_w * (c.kernel_w - 1)) / c.stride_w + 4 * quads;
   planes.channels = inputs;
+  planes.images = 1;
   const Layout layout = forward_layout(c, static_cast<uint8_t>(shifted));
   const int64_t group_sums = int64_t{taps} * inputs * width;
   const int64_t all_sums = deep ? int64_t{taps} * c.channels : group_sums * c.groups;
@@ -673,84 +761,86 @@ int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* code
   const int64_t greatest = int64_t{127} * (pairs != 0 ? 15 : 255) * c.out_height * c.out_width;
   const int64_t holds = greatest > 0 ? ((int64_t{1} << 31) - 1) / greatest : 1;
   if (holds < 1 || slots > max_threads || taps > 1024) return -2;
+  // Small images a few at a time: reading and writing the sums of all weights takes longer than a few products.
+  constexpr int enough_quads = 64;
+  const int few = enough_quads / (c.out_height * quads);
+  if (!deep && c.groups == 1 && few > 1) planes.images = few < c.images / slots ? few : c.images / slots;
+  if (planes.images > holds) planes.images = static_cast<int>(holds);
+  // Rows that lie one after the other in the planes are one run; so are images.
+  const bool joined = planes.row == 4 * quads && planes.rows == c.out_height && c.stride_h == 1;
+  const int64_t block = int64_t{planes.images} * c.out_height * quads * lanes * 4;
   int32_t offsets[1024];
-  if (deep) depthwise_taps(c, layout, offsets);
-  Buffer<int32_t> rows(c.out_height);
+  if (deep) depthwise_taps(layout, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, offsets);
+  Buffer<int32_t> rows(int64_t{planes.images} * c.out_height);
   if (!rows) return -1;
-  for (int y = 0; y < c.out_height; ++y) rows.data()[y] = y * c.stride_h * planes.row;
+  for (int i = 0; i < planes.images * c.out_height; ++i)
+    rows.data()[i] = (i / c.out_height * planes.rows + i % c.out_height * c.stride_h) * planes.row;
   std::atomic<bool> enough{true};
   const int fit = products_that_fit(deep ? 1 : 2, pairs != 0 ? 15 : (flip ? 128 : 255), 127);
 
-  const auto one_image = [&](int image, Gathered& own) {
-    const int8_t* error = errors + image * raw_errors;
-    if (deep) {
-      pad(layout, source, image, 0, own.bytes.data(), own.planes.data());
-      for (int y = 0; y < c.out_height; ++y)
-        ops().depthwise_weights({own.planes.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
-                                 c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, offsets, nullptr,
-                                 nullptr},
-                                error + int64_t{y} * c.out_width * c.channels, own.part.data());
-      return;
-    }
-    const uint8_t* bytes = bytes_of(source, image, raw, own.bytes.data());
-    if (shifted != 0) sum_errors(error, int64_t{c.out_height} * c.out_width, c.out_channels, own.errors.data());
-    for (int g = 0; g < c.groups; ++g) {
-      to_planes(c, planes, bytes, g * inputs, static_cast<uint8_t>(shifted), own.planes.data());
-      to_quads(c, error, g * outputs, outputs, own.quads.data());
-      const ptrdiff_t block = ptrdiff_t{c.out_height} * quads * lanes * 4;
-      for (int b = 0; b < blocks; b += 2)
-        for (int tap = 0; tap < taps; ++tap) {
-          const int r = tap / c.kernel_w, column = (tap % c.kernel_w) * c.dilation_w;
-          const uint8_t* from = own.planes.data() + (column % c.stride_w) * inputs * planes.plane() +
-                                int64_t{r} * c.dilation_h * planes.row + column / c.stride_w;
-          for (int i = 0; i < inputs; i += max_rows)
-            ops().tile({from + i * planes.plane(), static_cast<ptrdiff_t>(planes.plane()),
-                  inputs - i < max_rows ? inputs - i : max_rows, rows.data(), c.out_height, quads,
-                  own.quads.data() + b * block, block, blocks - b < 2 ? 1 : 2,
-                  own.part.data() + g * group_sums + (int64_t{tap} * inputs + i) * width + b * lanes, width, true, fit});
-        }
-    }
+  const auto deep_image = [&](int image, Gathered& own) {
+    pad(layout, source, image, 0, own.bytes.data(), own.planes.data());
+    for (int y = 0; y < c.out_height; ++y)
+      ops().depthwise_weights({own.planes.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
+                               c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, offsets, nullptr, nullptr},
+                              errors + image * raw_errors + int64_t{y} * c.out_width * c.channels, own.part.data());
   };
-  const auto flush = [&](Gathered& own) {
-    for (int64_t i = 0; i < all_sums; ++i) own.whole.data()[i] += own.part.data()[i];
-    std::memset(own.part.data(), 0, static_cast<size_t>(all_sums) * sizeof(int32_t));
+  // One group of `count` images from the first on, every slots-th.
+  const auto few_images = [&](int first, int count, int g, Gathered& own) {
+    std::memset(own.planes.data(), shifted, static_cast<size_t>(planes.size()));
+    if (c.out_width % 4 != 0) std::memset(own.quads.data(), 0, static_cast<size_t>(blocks * block));
+    for (int i = 0; i < count; ++i) {
+      const int image = first + i * slots;
+      const int8_t* error = errors + image * raw_errors;
+      if (shifted != 0 && g == 0)
+        sum_errors(error, int64_t{c.out_height} * c.out_width, c.out_channels, own.errors.data());
+      to_planes(c, planes, bytes_of(source, image, raw, own.bytes.data()), g * inputs, own.planes.data() + i * planes.image());
+      to_quads(c, error + g * outputs, outputs, block, errors + c.images * raw_errors,
+               own.quads.data() + int64_t{i} * c.out_height * quads * lanes * 4);
+    }
+    const int segments = joined ? 1 : count * c.out_height, length = joined ? count * c.out_height * quads : quads;
+    for (int b = 0; b < blocks; b += 2)
+      for (int tap = 0; tap < taps; ++tap) {
+        const int r = tap / c.kernel_w, column = (tap % c.kernel_w) * c.dilation_w;
+        const uint8_t* from = own.planes.data() + (column % c.stride_w) * inputs * planes.plane() +
+                              int64_t{r} * c.dilation_h * planes.row + column / c.stride_w;
+        for (int i = 0; i < inputs; i += max_rows)
+          ops().tile({from + i * planes.plane(), static_cast<ptrdiff_t>(planes.plane()),
+                      inputs - i < max_rows ? inputs - i : max_rows, rows.data(), segments, length,
+                      own.quads.data() + b * block, static_cast<ptrdiff_t>(block), blocks - b < 2 ? 1 : 2,
+                      own.part.data() + g * group_sums + (int64_t{tap} * inputs + i) * width + b * lanes, width, true, fit});
+      }
   };
   parallel(slots, threads, [&](int slot, int) {
-    auto* own = new (std::nothrow) Gathered(raw, deep ? layout.size() : planes.size(),
-                                            deep ? 1 : int64_t{blocks} * c.out_height * quads * lanes * 4, all_sums,
-                                            c.out_channels);
+    auto* own = new (std::nothrow) Gathered(raw, deep ? layout.size() : planes.size(), deep ? 1 : blocks * block, all_sums,
+                                            c.out_channels, (c.images - 1 - slot) / slots + 1 > holds);
     gathered[slot] = own;
     if (own == nullptr || !*own) {
       enough = false;
       return;
     }
-    std::memset(own->part.data(), 0, static_cast<size_t>(all_sums) * sizeof(int32_t));
-    std::memset(own->whole.data(), 0, static_cast<size_t>(all_sums) * sizeof(int64_t));
-    std::memset(own->errors.data(), 0, static_cast<size_t>(c.out_channels) * sizeof(int64_t));
     int64_t held = 0;
-    for (int image = slot; image < c.images; image += slots) {
-      one_image(image, *own);
-      if (++held == holds) {
-        flush(*own);
+    for (int image = slot; image < c.images; image += planes.images * slots) {
+      const int left = (c.images - 1 - image) / slots + 1, count = left < planes.images ? left : planes.images;
+      if (held + count > holds) {
+        own->flush();
         held = 0;
       }
+      held += count;
+      if (deep) deep_image(image, *own);
+      for (int g = 0; g < c.groups && !deep; ++g) few_images(image, count, g, *own);
     }
-    flush(*own);
   });
   if (enough) {
-    for (int slot = 1; slot < slots; ++slot) {
-      for (int64_t i = 0; i < all_sums; ++i) gathered[0]->whole.data()[i] += gathered[slot]->whole.data()[i];
-      for (int o = 0; o < c.out_channels; ++o) gathered[0]->errors.data()[o] += gathered[slot]->errors.data()[o];
+    int64_t* taken_off = gathered[0]->errors.data();
+    for (int o = 0; o < c.out_channels; ++o) {
+      for (int slot = 1; slot < slots; ++slot) taken_off[o] += gathered[slot]->errors.data()[o];
+      taken_off[o] *= shifted;
     }
-    const int64_t *whole = gathered[0]->whole.data(), *error_sums = gathered[0]->errors.data();
-    for (int o = 0; o < c.out_channels; ++o)
-      for (int i = 0; i < inputs; ++i)
-        for (int tap = 0; tap < taps; ++tap) {
-          const int64_t sum = deep ? whole[int64_t{tap} * c.channels + o]
-                                   : whole[(o / outputs) * group_sums + (int64_t{tap} * inputs + i) * width + o % outputs] -
-                                         shifted * error_sums[o];
-          gradient[(int64_t{o} * inputs + i) * taps + tap] = static_cast<float>(sum) * scale[o];
-        }
+    if (deep) write_gradient(gathered, slots, 0, taps, 1, c.channels, c.channels, taken_off, scale, gradient);
+    for (int g = 0; g < c.groups && !deep; ++g)
+      write_gradient(gathered, slots, g * group_sums, taps, inputs, width, outputs, taken_off + g * outputs,
+                     scale + g * outputs, gradient + int64_t{g} * outputs * inputs * taps);
   }
   for (Gathered* own : gathered) delete own;
   return enough ? 0 : -1;

@@ -61,6 +61,16 @@ struct Addition {
   float left_scale, right_scale, step, low, high;
 };
 
+// A stochastic move of codes that share a rate; fedmpq_update_codes states the rules.
+struct Move {
+  const float *direction, *uniforms;
+  const float* pull;  // of the Lasso for each code, or null
+  int64_t count;
+  float rate;
+  int bits;
+  int32_t low, high;  // codes in use
+};
+
 struct Ops {
   const char* name;
   // Whether tiles read `a` as signed bytes (cores that multiply only signed by signed): 8-bit codes then come with
@@ -90,12 +100,21 @@ struct Ops {
   // floor(clamp(error * inverse + (random + 1/2)/256, -127, 127.5) + 128) - 128
   void (*quantize_error)(const uint16_t* error, int64_t count, float inverse, const uint8_t* random, int8_t* out);
   // out = error-sized: acc * scale, or added to what is there
-  void (*to_error)(const int32_t* acc, int64_t count, float scale, bool add, uint16_t* out);
+  void (*to_error)(const int32_t* acc, int64_t rows, int64_t count, float scale, bool add, uint16_t* out,
+                   int64_t out_stride);
   // Codes of a sum; two bits at `shift` of each state are set to where it fell: 0 inside, 1 above, 2 below
   void (*add_codes)(const Addition& sum, int64_t count, const uint8_t* left, const uint8_t* right, int shift,
                     uint8_t* codes, uint8_t* states);
   // Zeroes errors that fell outside and adds them to above[i % 16] or below[i % 16]
   void (*pass_error)(const uint8_t* states, int64_t count, int shift, uint16_t* error, float* above, float* below);
+
+  // direction = gradient + factor * step * (code - zero)
+  void (*decay)(const float* gradient, const uint8_t* codes, int64_t count, float zero, float step, float factor,
+                float* direction);
+  // direction += momentum * scale * codes, which become the sum, as multiples of the new scale that is returned
+  float (*push_momentum)(int8_t* codes, float scale, float momentum, int64_t count, float* direction);
+  void (*move_rounded)(const Move&, uint8_t* codes);
+  void (*move_paper)(const Move&, uint8_t* codes);
 };
 
 extern const Ops ops_scalar;

@@ -14,6 +14,7 @@ constexpr int width = 8, product_lanes = 16;
 #include "vectors.inc"
 #include "vectors_avx2.inc"
 #include "passes.inc"
+#include "update.inc"
 
 inline __m256i load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline void store_ints(__m256i value, int32_t* to) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
@@ -160,7 +161,7 @@ constexpr int unrolled = 4;
 const Ops ops_avx2{
     "avx2",   false,  tiles,         depthwise,      depthwise_weights, statistics, requantize,
     pack,     unpack, backward_sums, backward_error, quantize_error,    to_error,
-    add_codes, pass_error};
+    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
 
 }  // namespace fedmpq
 

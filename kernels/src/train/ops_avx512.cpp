@@ -61,6 +61,7 @@ inline void add_products<32>(Products<32> products, int32_t* to) {
 }
 
 #include "passes.inc"
+#include "update.inc"
 
 template <int Rows, int Blocks>
 inline void product(const Tile& t, int row) {
@@ -72,14 +73,20 @@ inline void product(const Tile& t, int row) {
       sums[r][b] = t.add ? _mm512_loadu_si512(out + r * t.out_stride + b * lanes) : _mm512_setzero_si512();
   const int8_t* w = t.w;
   for (int s = 0; s < t.segments; ++s) {
-    const uint8_t* a = rows + t.segment[s];
-    for (int q = 0; q < t.quads; ++q, a += 4, w += 64) {
+    // A pointer for every four rows, which the compiler must not fold into one: it would run out of registers for the
+    // offsets of sixteen.
+    const uint8_t* a[(Rows + 3) / 4];
+    for (int g = 0; 4 * g < Rows; ++g) {
+      a[g] = rows + t.segment[s] + 4 * g * t.stride;
+      __asm__("" : "+r"(a[g]));
+    }
+    for (int q = 0; q < t.quads; ++q, w += 64) {
       __m512i weights[Blocks];
       for (int b = 0; b < Blocks; ++b) weights[b] = _mm512_loadu_si512(w + b * t.block);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         int32_t four;
-        __builtin_memcpy(&four, a + r * t.stride, 4);
+        __builtin_memcpy(&four, a[r / 4] + 4 * q + r % 4 * t.stride, 4);
         const __m512i codes = _mm512_set1_epi32(four);
         for (int b = 0; b < Blocks; ++b) sums[r][b] = _mm512_dpbusd_epi32(sums[r][b], codes, weights[b]);
       }
@@ -107,7 +114,7 @@ inline void tile(const Tile& t, int row) {
 const Ops ops_avx512{
     "avx512",     false,      tiles, depthwise, depthwise_weights, statistics,
     requantize, pack,       unpack, backward_sums, backward_error, quantize_error, to_error,
-    add_codes, pass_error};
+    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
 
 }  // namespace fedmpq
 

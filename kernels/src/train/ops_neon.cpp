@@ -15,6 +15,7 @@ constexpr int width = 4, product_lanes = 8;
 #include "vectors_neon.inc"
 
 #include "passes.inc"
+#include "update.inc"
 
 // Eight outputs' sums from two 32-bit numbers for each of them, two outputs a register.
 inline void write(const int32x4_t (&pairs)[4], bool add, int32_t* out) {
@@ -186,7 +187,7 @@ constexpr int unrolled = 2;
 const Ops ops_neon{
     "neon", true,   tiles,         depthwise,      depthwise_weights, statistics, requantize,
     pack,   unpack, backward_sums, backward_error, quantize_error,    to_error,
-    add_codes, pass_error};
+    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
 
 }  // namespace fedmpq
 

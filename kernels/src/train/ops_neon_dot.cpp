@@ -14,6 +14,7 @@ constexpr int width = 4, product_lanes = 8;
 #include "vectors_neon.inc"
 
 #include "passes.inc"
+#include "update.inc"
 
 // One quad of each row, which is number `Quad` of the four in its register, with its weights.
 template <int Quad, int Rows>
@@ -77,7 +78,7 @@ constexpr int unrolled = 4;
 const Ops ops_neon_dot{
     "neon_dot", true,   tiles,         depthwise,      depthwise_weights, statistics, requantize,
     pack,       unpack, backward_sums, backward_error, quantize_error,    to_error,
-    add_codes, pass_error};
+    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
 
 }  // namespace fedmpq
 

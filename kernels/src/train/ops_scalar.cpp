@@ -9,6 +9,7 @@ constexpr int width = 4, product_lanes = 8;
 #include "vectors.inc"
 
 #include "passes.inc"
+#include "update.inc"
 
 void tile(const Tile& t) {
   for (int r = 0; r < t.rows; ++r)
@@ -32,6 +33,6 @@ void tile(const Tile& t) {
 const Ops ops_scalar{
     "scalar", false, tile, depthwise, depthwise_weights, statistics, requantize, pack, unpack, backward_sums,
     backward_error, quantize_error, to_error,
-    add_codes, pass_error};
+    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
 
 }  // namespace fedmpq

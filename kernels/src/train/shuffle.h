@@ -10,12 +10,22 @@ namespace shuffle {
 typedef uint8_t V16 __attribute__((vector_size(16)));
 typedef uint16_t W8 __attribute__((vector_size(16)));
 
+// GCC knows this only from version 12 on.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define FEDMPQ_SHUFFLE(V, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef FEDMPQ_SHUFFLE
+#define FEDMPQ_SHUFFLE(V, a, b, ...) __builtin_shuffle(a, b, V{__VA_ARGS__})
+#endif
+
 inline V16 low(V16 a, V16 b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return FEDMPQ_SHUFFLE(V16, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 }
 
 inline V16 high(V16 a, V16 b) {
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return FEDMPQ_SHUFFLE(V16, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
 inline V16 load(const uint8_t* from) {
@@ -46,10 +56,10 @@ inline void interleave(const uint8_t* from, int64_t stride, uint8_t* to) {
   const V16 r0 = load(from), r1 = load(from + stride), r2 = load(from + 2 * stride), r3 = load(from + 3 * stride);
   const W8 a = reinterpret_cast<W8>(low(r0, r1)), b = reinterpret_cast<W8>(high(r0, r1));
   const W8 c = reinterpret_cast<W8>(low(r2, r3)), d = reinterpret_cast<W8>(high(r2, r3));
-  const W8 out[4] = {__builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11),
-                     __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
-                     __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11),
-                     __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
+  const W8 out[4] = {FEDMPQ_SHUFFLE(W8, a, c, 0, 8, 1, 9, 2, 10, 3, 11),
+                     FEDMPQ_SHUFFLE(W8, a, c, 4, 12, 5, 13, 6, 14, 7, 15),
+                     FEDMPQ_SHUFFLE(W8, b, d, 0, 8, 1, 9, 2, 10, 3, 11),
+                     FEDMPQ_SHUFFLE(W8, b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
   std::memcpy(to, out, sizeof out);
 }
 
