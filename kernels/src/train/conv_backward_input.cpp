@@ -1,0 +1,144 @@
+// The way of errors back through a convolution: a correlation of them with the kernel turned round, for the pixels of each
+// phase of the stride by themselves.
+#include "correlate.h"
+#include "fedmpq/training.h"
+
+namespace fedmpq {
+namespace {
+
+// The pixels of an input along one axis, or every so many of them, and the taps through which they reach errors. With a
+// stride a pixel reaches only some of a kernel's taps, the same ones as every stride-th pixel: a phase of them.
+struct Phase {
+  int first, step, count;        // pixels
+  int taps, last_tap, tap_step;  // backwards from the last
+  int dilation;                  // errors between those of neighbouring taps
+  int before, spread;            // where errors go in the padded copy: the first, and how far apart
+};
+
+// With dilation, all pixels are one phase, of which the errors have the stride's zeros in between.
+int phases(int stride, int dilation) { return dilation == 1 ? stride : 1; }
+
+Phase phase_of(int phase, int size, int kernel, int stride, int dilation, int pad) {
+  if (phases(stride, dilation) == 1)
+    return {0, 1, size, kernel, kernel - 1, 1, dilation, dilation * (kernel - 1) - pad, stride};
+  const int first = ((phase - pad) % stride + stride) % stride;
+  const int count = first < size ? (size - 1 - first) / stride + 1 : 0;
+  const int taps = phase < kernel ? (kernel - 1 - phase) / stride + 1 : 0;
+  return {first, stride, count, taps, phase + (taps - 1) * stride, stride, 1, taps - 1 - (first + pad - phase) / stride, 1};
+}
+
+Layout backward_layout(const FedmpqConv& c, const Phase& rows, const Phase& columns, uint8_t fill) {
+  Layout layout{};
+  layout.height = c.out_height, layout.width = c.out_width, layout.channels = c.out_channels;
+  layout.padded_height = rows.count + rows.dilation * (rows.taps - 1);
+  layout.padded_width = columns.count + columns.dilation * (columns.taps - 1);
+  layout.top = rows.before, layout.left = columns.before;
+  layout.spread_h = rows.spread, layout.spread_w = columns.spread;
+  layout.group_channels = is_depthwise(c) ? c.out_channels : c.out_channels / c.groups;
+  layout.depth = is_depthwise(c) ? c.out_channels : up(layout.group_channels, 4);
+  layout.fill = fill;
+  return layout;
+}
+
+// The weights of a phase's taps: as tiles read them, or tap by tap for a depthwise product.
+void pack_backward(const FedmpqConv& c, const Product& product, int depth, const Phase& rows, const Phase& columns,
+                   const int8_t* weights, int8_t* packed) {
+  const int all = c.kernel_h * c.kernel_w, inputs = c.out_channels / c.groups, outputs = c.channels / c.groups;
+  int32_t order[1024];
+  int taps = 0;
+  for (int r = 0; r < rows.taps; ++r)
+    for (int s = 0; s < columns.taps; ++s)
+      order[taps++] = (rows.last_tap - r * rows.tap_step) * c.kernel_w + columns.last_tap - s * columns.tap_step;
+  if (is_depthwise(c)) {
+    for (int k = 0; k < taps; ++k)
+      for (int i = 0; i < c.channels; ++i) *packed++ = weights[i * all + order[k]];
+    return;
+  }
+  for (int g = 0; g < c.groups; ++g)
+    pack_weights(product, inputs, depth,
+                 {weights + int64_t{g} * outputs * inputs * all, all, int64_t{outputs} * all, order},
+                 packed + g * product.packed_size(depth));
+}
+
+// Errors of the pixels of one phase in each direction.
+int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, const int8_t* errors,
+                       const int8_t* weights, float scale, bool add, int threads, uint16_t* out) {
+  const bool deep = is_depthwise(c);
+  // Errors are signed; cores that multiply unsigned by signed get them plus 128. Depthwise takes that off per product.
+  const int zero = deep || !ops().signed_bytes ? 128 : 0;
+  const int64_t raw = int64_t{c.out_height} * c.out_width * c.out_channels;
+  const Source source = source_of(reinterpret_cast<const uint8_t*>(errors), false, raw, static_cast<uint8_t>(zero));
+  const Layout layout = backward_layout(c, rows, columns, static_cast<uint8_t>(zero));
+  const int groups = deep ? 1 : c.groups, outputs = c.channels / groups, taps = rows.taps * columns.taps;
+  const Product product{rows.taps, columns.taps, rows.dilation, columns.dilation, 1, 1, rows.count, columns.count, outputs};
+  Buffer<int8_t> packed(deep ? int64_t{taps} * c.channels : product.packed_size(layout.depth) * groups);
+  if (!packed) return -1;
+  pack_backward(c, product, layout.depth, rows, columns, weights, packed.data());
+  const Start start(product, layout.depth, groups, packed.data(), deep ? 0 : zero);
+  if (!start) return -1;
+  int32_t offsets[1024];
+  if (deep) depthwise_taps(layout, rows.taps, columns.taps, rows.dilation, columns.dilation, offsets);
+  const int stride = product.blocks() * lanes;
+  const int fit = products_that_fit(deep ? 1 : 2, deep || zero == 0 ? 128 : 255, greatest_weight(c, weights));
+  const bool whole = groups == 1 && columns.step == 1;  // rows without gaps
+  const auto one_group = [&](int image, int g, Scratch& scratch) {
+    uint16_t* first = out + (int64_t{image} * c.height * c.width + columns.first) * c.channels + g * outputs;
+    const auto emit = [&](int y, int32_t* sums) {
+      ops().to_error(sums, whole ? 1 : columns.count, whole ? int64_t{columns.count} * outputs : outputs, scale, add,
+                     first + int64_t{rows.first + y * rows.step} * c.width * c.channels,
+                     int64_t{columns.step} * c.channels);
+    };
+    pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
+    if (deep) {
+      for (int y = 0; y < rows.count; ++y) {
+        ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, columns.count,
+                         c.channels, taps, zero, fit, offsets, packed.data(), scratch.sums.data()});
+        emit(y, scratch.sums.data());
+      }
+      return;
+    }
+    correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit, {},
+              start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
+                tidy(sums, columns.count, outputs, stride);
+                emit(y, sums);
+              });
+  };
+  const bool enough = with_scratch(raw, layout.size(), int64_t{columns.count} * stride, c.images, threads,
+                                   [&](int image, Scratch& scratch) {
+                                     for (int g = 0; g < groups; ++g) one_group(image, g, scratch);
+                                   });
+  return enough ? 0 : -1;
+}
+
+// Pixels that no tap reaches have no errors.
+void clear_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, uint16_t* out) {
+  for (int image = 0; image < c.images; ++image)
+    for (int y = 0; y < rows.count; ++y)
+      for (int x = 0; x < columns.count; ++x) {
+        const int64_t row = int64_t{image} * c.height + rows.first + y * rows.step;
+        const int64_t pixel = row * c.width + columns.first + x * columns.step;
+        std::memset(out + pixel * c.channels, 0, static_cast<size_t>(c.channels) * sizeof(uint16_t));
+      }
+}
+
+}  // namespace
+}  // namespace fedmpq
+
+using namespace fedmpq;
+
+int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, float scale,
+                                   int32_t add, int32_t threads, uint16_t* out) {
+  const FedmpqConv& c = *conv;
+  for (int i = 0; i < phases(c.stride_h, c.dilation_h); ++i)
+    for (int j = 0; j < phases(c.stride_w, c.dilation_w); ++j) {
+      const Phase rows = phase_of(i, c.height, c.kernel_h, c.stride_h, c.dilation_h, c.pad_h);
+      const Phase columns = phase_of(j, c.width, c.kernel_w, c.stride_w, c.dilation_w, c.pad_w);
+      if (rows.count == 0 || columns.count == 0) continue;
+      if (rows.taps > 0 && columns.taps > 0) {
+        if (backward_phase(c, rows, columns, errors, weights, scale, add != 0, threads, out) != 0) return -1;
+      } else if (add == 0) {
+        clear_phase(c, rows, columns, out);
+      }
+    }
+  return 0;
+}

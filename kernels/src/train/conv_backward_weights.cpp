@@ -1,0 +1,306 @@
+// Gradients of a convolution's weights: the images channel by channel; a tile's rows are input channels, its segments image
+// rows, and what it reads as weights are the errors, four neighbouring pixels together.
+#include <atomic>
+#include <cstring>
+#include <new>
+
+#include "buffer.h"
+#include "correlate.h"
+#include "fedmpq/training.h"
+#include "shuffle.h"
+
+namespace fedmpq {
+namespace {
+
+// Codes of a few images channel by channel, columns of one phase of the stride side by side:
+// plane[phase][channel][image][y][x].
+struct Planes {
+  int phases, images, rows, row, channels;  // row: bytes of one row of one plane
+  int64_t image() const { return int64_t{rows} * row; }
+  int64_t plane() const { return images * image(); }
+  int64_t size() const { return phases * channels * plane() + slack; }
+};
+
+// The planes' part of one image, which starts at `out`.
+void to_planes(const FedmpqConv& c, const Planes& planes, const uint8_t* bytes, int first_channel, uint8_t* out) {
+  const int64_t step = int64_t{c.stride_w} * c.channels;  // bytes between columns of one phase
+  for (int y = 0; y < c.height && y + c.pad_h < planes.rows; ++y)
+    for (int phase = 0; phase < planes.phases; ++phase) {
+      // Columns x with (x + pad) % stride == phase go to (x + pad) / stride.
+      const int first = (phase - c.pad_w % c.stride_w + c.stride_w) % c.stride_w;
+      const int to = (first + c.pad_w) / c.stride_w;
+      int columns = first < c.width ? (c.width - 1 - first) / c.stride_w + 1 : 0;
+      if (columns > planes.row - to) columns = planes.row - to;
+      const uint8_t* from = bytes + (int64_t{y} * c.width + first) * c.channels + first_channel;
+      uint8_t* line = out + phase * planes.channels * planes.plane() + int64_t{y + c.pad_h} * planes.row + to;
+      for (int channel = 0; channel < planes.channels && planes.channels >= lanes; channel += lanes) {
+        // The last ones, if they are fewer, again together with those before them.
+        const int own = channel + lanes <= planes.channels ? channel : planes.channels - lanes;
+        for (int x = 0; x < columns; x += lanes)
+          shuffle::transpose(from + x * step + own, step, columns - x < lanes ? columns - x : lanes,
+                             line + own * planes.plane() + x, planes.plane());
+      }
+      for (int channel = 0; channel < planes.channels && planes.channels < lanes; ++channel)
+        for (int x = 0; x < columns; ++x) line[channel * planes.plane() + x] = from[x * step + channel];
+    }
+}
+
+// Up to four pixels' errors of up to 16 outputs beside each other. What lies beyond the real ones is left alone.
+void to_quad(const int8_t* pixel, int64_t stride, int pixels, int outputs, int8_t* to) {
+  for (int i = 0; i < pixels; ++i)
+    for (int o = 0; o < outputs; ++o) to[4 * o + i] = pixel[i * stride + o];
+}
+
+// Errors of one image as a tile reads weights: quads[block][y][x / 4][lane][x % 4], blocks `block` bytes apart. Lanes
+// beyond the real outputs may hold anything: nobody reads their sums. No byte is read from `end` on.
+void to_quads(const FedmpqConv& c, const int8_t* errors, int outputs, int64_t block, const int8_t* end, int8_t* out) {
+  const int64_t stride = c.out_channels;
+  for (int y = 0; y < c.out_height; ++y)
+    for (int x = 0; x < c.out_width; x += 4, out += lanes * 4) {
+      const int8_t* pixel = errors + (int64_t{y} * c.out_width + x) * stride;
+      const int pixels = c.out_width - x < 4 ? c.out_width - x : 4;
+      int8_t* to = out;
+      for (int o = 0; o < outputs; o += lanes, pixel += lanes, to += block)
+        if (pixels == 4 && end - pixel >= 3 * stride + lanes)
+          shuffle::interleave(reinterpret_cast<const uint8_t*>(pixel), stride, reinterpret_cast<uint8_t*>(to));
+        else
+          to_quad(pixel, stride, pixels, outputs - o < lanes ? outputs - o : lanes, to);
+    }
+}
+
+void sum_errors(const int8_t* errors, int64_t pixels, int channels, int64_t* sums) {
+  for (int64_t p = 0; p < pixels; ++p)
+    for (int o = 0; o < channels; ++o) sums[o] += errors[p * channels + o];
+}
+
+// What one thread gathers over its images: sums of as many of them as 32 bits hold, and of all if those are more.
+struct Gathered {
+  Buffer<uint8_t> bytes, planes;
+  Buffer<int8_t> quads;
+  Buffer<int32_t> part;
+  Buffer<int64_t> whole, errors;
+  int64_t sums;
+  bool flushed = false;
+  Gathered(int64_t raw, int64_t planar, int64_t quad, int64_t sum_count, int64_t outputs, bool more)
+      : bytes(raw + slack), planes(planar), quads(quad), part(sum_count), whole(more ? sum_count : 0), errors(outputs),
+        sums(sum_count) {
+    if (!*this) return;
+    std::memset(part.data(), 0, static_cast<size_t>(sum_count) * sizeof(int32_t));
+    if (more) std::memset(whole.data(), 0, static_cast<size_t>(sum_count) * sizeof(int64_t));
+    std::memset(errors.data(), 0, static_cast<size_t>(outputs) * sizeof(int64_t));
+  }
+  explicit operator bool() const { return bytes && planes && quads && part && whole && errors; }
+  void flush() {
+    for (int64_t i = 0; i < sums; ++i) whole.data()[i] += part.data()[i];
+    std::memset(part.data(), 0, static_cast<size_t>(sums) * sizeof(int32_t));
+    flushed = true;
+  }
+  int64_t sum(int64_t i) const { return part.data()[i] + (flushed ? whole.data()[i] : 0); }
+};
+
+// Sums [tap][input][width] of one group to gradients [output][input][tap] of its outputs, a few of them at a time: they lie
+// far apart.
+template <class Sum>
+void write_gradient(const Sum* sums, int taps, int inputs, int width, int outputs, const int64_t* taken_off,
+                    const float* scale, float* gradient) {
+  const int64_t row = int64_t{inputs} * taps;
+  for (int first = 0; first < outputs; first += lanes) {
+    const int last = outputs - first < lanes ? outputs : first + lanes;
+    for (int i = 0; i < inputs; ++i)
+      for (int tap = 0; tap < taps; ++tap) {
+        const Sum* from = sums + (int64_t{tap} * inputs + i) * width;
+        float* to = gradient + int64_t{i} * taps + tap;
+        for (int o = first; o < last; ++o) to[o * row] = static_cast<float>(from[o] - taken_off[o]) * scale[o];
+      }
+  }
+}
+
+template <class Number>
+Number at_least_one(Number value) {
+  return value > 1 ? value : 1;
+}
+
+class WeightGradient {
+ public:
+  WeightGradient(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* errors, int threads)
+      : c_(c),
+        errors_(errors),
+        taps_(c.kernel_h * c.kernel_w),
+        deep_(is_depthwise(c)),
+        flip_(!deep_ && ops().signed_bytes && !pairs),
+        zero_(flip_ ? zero - 128 : zero),
+        source_(source_of(codes, pairs, int64_t{c.height} * c.width * c.channels, flip_ ? 128 : 0)),
+        layout_(forward_layout(c, static_cast<uint8_t>(zero_))),
+        inputs_(c.channels / c.groups),
+        outputs_(c.out_channels / c.groups),
+        quads_(up(c.out_width, 4) / 4),
+        blocks_(up(outputs_, lanes) / lanes),
+        threads_(threads),
+        slots_(at_least_one(threads < c.images ? threads : c.images)),
+        fit_(products_that_fit(deep_ ? 1 : 2, pairs ? 15 : (flip_ ? 128 : 255), 127)),
+        holds_(((int64_t{1} << 31) - 1) / at_least_one(int64_t{127} * (pairs ? 15 : 255) * c.out_height * c.out_width)),
+        planes_(planes()),
+        block_(int64_t{planes_.images} * c.out_height * quads_ * lanes * 4),
+        rows_(int64_t{planes_.images} * c.out_height) {
+    if (!rows_) return;
+    for (int i = 0; i < planes_.images * c.out_height; ++i)
+      rows_.data()[i] = (i / c.out_height * planes_.rows + i % c.out_height * c.stride_h) * planes_.row;
+    if (deep_ && small_enough()) depthwise_taps(layout_, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, offsets_);
+  }
+  ~WeightGradient() {
+    for (Gathered* own : gathered_) delete own;
+  }
+  WeightGradient(const WeightGradient&) = delete;
+  WeightGradient& operator=(const WeightGradient&) = delete;
+
+  // Whether 32 bits hold the sums of one image.
+  bool small_enough() const { return holds_ > 0 && slots_ <= max_threads && taps_ <= 1024; }
+
+  // Whether there was memory.
+  bool run(const float* scale, float* gradient) {
+    if (!rows_) return false;
+    std::atomic<bool> enough{true};
+    parallel(slots_, threads_, [&](int slot, int) {
+      if (!gather(slot)) enough = false;
+    });
+    return enough && write(scale, gradient);
+  }
+
+ private:
+  int64_t group_sums() const { return int64_t{taps_} * inputs_ * blocks_ * lanes; }
+  int64_t all_sums() const { return deep_ ? int64_t{taps_} * c_.channels : group_sums() * c_.groups; }
+  const int8_t* errors_of(int image) const {
+    return errors_ + int64_t{image} * c_.out_height * c_.out_width * c_.out_channels;
+  }
+
+  // Small images go together: reading and writing the sums of all weights takes longer than a few products.
+  Planes planes() const {
+    Planes made{};
+    made.phases = c_.stride_w;
+    made.rows = (c_.out_height - 1) * c_.stride_h + c_.dilation_h * (c_.kernel_h - 1) + 1;
+    made.row = (c_.dilation_w * (c_.kernel_w - 1)) / c_.stride_w + 4 * quads_;
+    made.channels = inputs_;
+    constexpr int enough_quads = 64;
+    int64_t few = deep_ || c_.groups > 1 ? 1 : enough_quads / at_least_one(c_.out_height * quads_);
+    few = few < c_.images / slots_ ? few : c_.images / slots_;
+    made.images = static_cast<int>(at_least_one(few < holds_ ? few : holds_));
+    return made;
+  }
+
+  // The images of one thread: every slots-th.
+  bool gather(int slot) {
+    const int own_images = (c_.images - 1 - slot) / slots_ + 1;
+    const int64_t raw = int64_t{c_.height} * c_.width * c_.channels;
+    auto* own = new (std::nothrow) Gathered(raw, deep_ ? layout_.size() : planes_.size(), deep_ ? 1 : blocks_ * block_,
+                                            all_sums(), c_.out_channels, own_images > holds_);
+    gathered_[slot] = own;
+    if (own == nullptr || !*own) return false;
+    int64_t held = 0;
+    for (int done = 0; done < own_images; done += planes_.images) {
+      const int count = own_images - done < planes_.images ? own_images - done : planes_.images;
+      if (held + count > holds_) {
+        own->flush();
+        held = 0;
+      }
+      held += count;
+      if (deep_) deep_image(slot + done * slots_, *own);
+      for (int g = 0; g < c_.groups && !deep_; ++g) few_images(slot + done * slots_, count, g, *own);
+    }
+    return true;
+  }
+
+  void deep_image(int image, Gathered& own) const {
+    pad(layout_, source_, image, 0, own.bytes.data(), own.planes.data());
+    const int64_t line = int64_t{c_.stride_h} * layout_.padded_width * c_.channels;
+    for (int y = 0; y < c_.out_height; ++y)
+      ops().depthwise_weights({own.planes.data() + y * line, c_.stride_w * c_.channels, c_.out_width, c_.channels, taps_,
+                               zero_, fit_, offsets_, nullptr, nullptr},
+                              errors_of(image) + int64_t{y} * c_.out_width * c_.channels, own.part.data());
+  }
+
+  // One group of `count` images, every slots-th from `first` on.
+  void few_images(int first, int count, int g, Gathered& own) const {
+    std::memset(own.planes.data(), zero_, static_cast<size_t>(planes_.size()));
+    if (c_.out_width % 4 != 0) std::memset(own.quads.data(), 0, static_cast<size_t>(blocks_ * block_));
+    for (int i = 0; i < count; ++i) {
+      const int image = first + i * slots_;
+      if (zero_ != 0 && g == 0)
+        sum_errors(errors_of(image), int64_t{c_.out_height} * c_.out_width, c_.out_channels, own.errors.data());
+      const uint8_t* bytes = bytes_of(source_, image, int64_t{c_.height} * c_.width * c_.channels, own.bytes.data());
+      to_planes(c_, planes_, bytes, g * inputs_, own.planes.data() + i * planes_.image());
+      to_quads(c_, errors_of(image) + g * outputs_, outputs_, block_, errors_of(c_.images),
+               own.quads.data() + int64_t{i} * c_.out_height * quads_ * lanes * 4);
+    }
+    for (int tap = 0; tap < taps_; ++tap)
+      for (int b = 0; b < blocks_; b += 2) multiply(count, tap, b, g, own);
+  }
+
+  // The sums of one tap for all inputs and up to two blocks of outputs.
+  void multiply(int count, int tap, int b, int g, Gathered& own) const {
+    // Rows that lie one after the other in the planes are one run; so are images.
+    const bool joined = planes_.row == 4 * quads_ && planes_.rows == c_.out_height && c_.stride_h == 1;
+    const int segments = joined ? 1 : count * c_.out_height, length = joined ? count * c_.out_height * quads_ : quads_;
+    const int r = tap / c_.kernel_w, column = (tap % c_.kernel_w) * c_.dilation_w, width = blocks_ * lanes;
+    const uint8_t* from = own.planes.data() + (column % c_.stride_w) * inputs_ * planes_.plane() +
+                          int64_t{r} * c_.dilation_h * planes_.row + column / c_.stride_w;
+    int32_t* sums = own.part.data() + g * group_sums() + int64_t{tap} * inputs_ * width + b * lanes;
+    for (int i = 0; i < inputs_; i += max_rows)
+      ops().tile({from + i * planes_.plane(), static_cast<ptrdiff_t>(planes_.plane()),
+                  inputs_ - i < max_rows ? inputs_ - i : max_rows, rows_.data(), segments, length,
+                  own.quads.data() + b * block_, static_cast<ptrdiff_t>(block_), blocks_ - b < 2 ? 1 : 2,
+                  sums + int64_t{i} * width, width, true, fit_});
+  }
+
+  bool write(const float* scale, float* gradient) {
+    for (int slot = 1; slot < slots_; ++slot)
+      for (int o = 0; o < c_.out_channels; ++o) gathered_[0]->errors.data()[o] += gathered_[slot]->errors.data()[o];
+    for (int o = 0; o < c_.out_channels; ++o) gathered_[0]->errors.data()[o] *= zero_;
+    if (slots_ == 1 && !gathered_[0]->flushed) {
+      write_groups(gathered_[0]->part.data(), scale, gradient);
+      return true;
+    }
+    Buffer<int64_t> total(all_sums());
+    if (!total) return false;
+    for (int slot = 0; slot < slots_; ++slot)
+      for (int64_t i = 0; i < all_sums(); ++i)
+        total.data()[i] = (slot > 0 ? total.data()[i] : 0) + gathered_[slot]->sum(i);
+    write_groups(total.data(), scale, gradient);
+    return true;
+  }
+
+  template <class Sum>
+  void write_groups(const Sum* sums, const float* scale, float* gradient) const {
+    const int64_t* taken_off = gathered_[0]->errors.data();
+    if (deep_) return write_gradient(sums, taps_, 1, c_.channels, c_.channels, taken_off, scale, gradient);
+    for (int g = 0; g < c_.groups; ++g)
+      write_gradient(sums + g * group_sums(), taps_, inputs_, blocks_ * lanes, outputs_, taken_off + g * outputs_,
+                     scale + g * outputs_, gradient + int64_t{g} * outputs_ * inputs_ * taps_);
+  }
+
+  const FedmpqConv& c_;
+  const int8_t* errors_;
+  int taps_;
+  bool deep_, flip_;
+  int zero_;  // in every byte, as tiles read it
+  Source source_;
+  Layout layout_;
+  int inputs_, outputs_, quads_, blocks_, threads_, slots_, fit_;
+  int64_t holds_;  // images of the greatest possible products whose sums 32 bits hold
+  Planes planes_;
+  int64_t block_;
+  Buffer<int32_t> rows_;
+  int32_t offsets_[1024];
+  Gathered* gathered_[max_threads] = {};
+};
+
+}  // namespace
+}  // namespace fedmpq
+
+using namespace fedmpq;
+
+int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                     const int8_t* errors, const float* scale, int32_t threads, float* gradient) {
+  WeightGradient product(*conv, codes, pairs != 0, zero, errors, threads);
+  if (!product.small_enough()) return -2;
+  return product.run(scale, gradient) ? 0 : -1;
+}

@@ -1,0 +1,161 @@
+// Convolutions of codes: an image's codes go into a zero-padded copy; a tile's rows are neighbouring output pixels, its
+// segments the rows of the kernel.
+//
+// Codes are bytes `code + zero`; sums are of codes, so zero times the sum of the weights is taken off beforehand, and
+// padding is `zero`.
+#include "correlate.h"
+#include "fedmpq/training.h"
+
+namespace fedmpq {
+namespace {
+
+// A row of one group's outputs to their place among all channels.
+void scatter(const int32_t* sums, int width, int outputs, int channels, int32_t* out) {
+  const int runs = outputs == channels ? 1 : width;
+  const int64_t run = int64_t{outputs} * width / runs;
+  for (int x = 0; x < runs; ++x)
+    std::memcpy(out + int64_t{x} * channels, sums + x * run, static_cast<size_t>(run) * sizeof(int32_t));
+}
+
+template <class After>
+int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int threads,
+                          int32_t* acc, After after) {
+  const Layout layout = forward_layout(c, static_cast<uint8_t>(zero));
+  const int taps = c.kernel_h * c.kernel_w;
+  Buffer<int8_t> by_tap(int64_t{taps} * c.channels);
+  if (!by_tap) return -1;
+  for (int k = 0; k < taps; ++k)
+    for (int i = 0; i < c.channels; ++i) by_tap.data()[k * c.channels + i] = weights[i * taps + k];
+  int32_t offsets[1024];
+  depthwise_taps(layout, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, offsets);
+  const int64_t raw = int64_t{c.height} * c.width * c.channels;
+  const int64_t out = int64_t{c.out_height} * c.out_width * c.channels;
+  const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest_weight(c, weights));
+  const bool enough = with_scratch(raw, layout.size(), 1, c.images, threads, [&](int image, Scratch& scratch) {
+    pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
+    for (int y = 0; y < c.out_height; ++y)
+      ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
+                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, offsets, by_tap.data(),
+                       acc + image * out + int64_t{y} * c.out_width * c.channels});
+    after(image);
+  });
+  return enough ? 0 : -1;
+}
+
+// Every group's weights as tiles read them and, where the bit-serial form is used, as bit-planes.
+struct Packed {
+  int64_t group_bytes, group_words;
+  int bits;  // of a weight in the bit-serial form, else 0
+  Buffer<int8_t> tiles;
+  Buffer<uint64_t> planes;
+
+  Packed(const FedmpqConv& c, const Product& product, const Layout& layout, const int8_t* weights, bool pairs)
+      : group_bytes(product.packed_size(layout.depth)),
+        group_words(0),
+        bits(bits_of(c, product, layout, weights, pairs)),
+        tiles(group_bytes * c.groups),
+        planes(c.groups * product.blocks() * plane_words(product.segments(), product.quads(layout.depth), bits)) {
+    if (!*this) return;
+    const int taps = c.kernel_h * c.kernel_w, inputs = layout.group_channels, quads = product.quads(layout.depth);
+    group_words = product.blocks() * plane_words(product.segments(), quads, bits);
+    int32_t order[1024];
+    for (int tap = 0; tap < taps; ++tap) order[tap] = tap;
+    for (int g = 0; g < c.groups; ++g) {
+      const Weights own{weights + int64_t{g} * product.outputs * inputs * taps, int64_t{inputs} * taps, taps, order};
+      pack_weights(product, inputs, layout.depth, own, tiles.data() + g * group_bytes);
+      if (bits > 0)
+        weight_planes(tiles.data() + g * group_bytes, product.blocks(), product.segments(), quads, bits,
+                      planes.data() + g * group_words);
+    }
+  }
+  explicit operator bool() const { return tiles && planes; }
+
+ private:
+  // Planes have whole bytes of a pixel.
+  static int bits_of(const FedmpqConv& c, const Product& product, const Layout& layout, const int8_t* weights, bool pairs) {
+    if (!pairs || layout.group_channels % 8 != 0) return 0;
+    const int64_t count = int64_t{c.out_channels} * layout.group_channels * c.kernel_h * c.kernel_w;
+    return serial_bits(weights, count, 4 * product.quads(layout.depth));
+  }
+};
+
+// The accumulators of every image; after(image) as soon as one's are there, while they are in the cache.
+template <class After>
+int32_t forward(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int threads,
+                int32_t* acc, After after) {
+  const int64_t raw = int64_t{c.height} * c.width * c.channels;
+  if (is_depthwise(c)) return depthwise_forward(c, source_of(codes, pairs, raw, 0), zero, weights, threads, acc, after);
+  // Cores that multiply signed bytes get 8-bit codes less 128; 4-bit ones fit as they are.
+  const bool flip = ops().signed_bytes && !pairs;
+  const int shifted = flip ? zero - 128 : zero;
+  const Source source = source_of(codes, pairs, raw, flip ? 128 : 0);
+  const Layout layout = forward_layout(c, static_cast<uint8_t>(shifted));
+  const int outputs = c.out_channels / c.groups;
+  const Product product{c.kernel_h, c.kernel_w,   c.dilation_h, c.dilation_w, c.stride_h,
+                        c.stride_w, c.out_height, c.out_width,  outputs};
+  const Packed packed(c, product, layout, weights, pairs);
+  if (!packed) return -1;
+  const Start start(product, layout.depth, c.groups, packed.tiles.data(), shifted);
+  if (!start) return -1;
+  const int fit = products_that_fit(2, pairs ? 15 : (flip ? 128 : 255), greatest_weight(c, weights));
+  const int stride = product.blocks() * lanes;
+  const int64_t row = int64_t{c.out_width} * c.out_channels;
+  const bool direct = c.groups == 1 && outputs == stride;  // rows that need no tidying are summed where they belong
+  const auto one_group = [&](int image, int g, Scratch& scratch) {
+    int32_t* out = acc + image * c.out_height * row;
+    const Serial serial{packed.bits, packed.planes.data() + g * packed.group_words, scratch.planes.data()};
+    pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
+    correlate(
+        product, layout, scratch.padded.data(), packed.tiles.data() + g * packed.group_bytes, fit, serial, start.of(g),
+        [&](int y) { return direct ? out + y * row : scratch.sums.data(); },
+        [&](int y, int32_t* sums) {
+          if (direct) return;
+          tidy(sums, c.out_width, outputs, stride);
+          scatter(sums, c.out_width, outputs, c.out_channels, out + y * row + g * outputs);
+        });
+  };
+  const bool enough = with_scratch(raw, layout.size(), int64_t{c.out_width} * stride, c.images, threads,
+                                   [&](int image, Scratch& scratch) {
+                                     for (int g = 0; g < c.groups; ++g) one_group(image, g, scratch);
+                                     after(image);
+                                   });
+  return enough ? 0 : -1;
+}
+
+}  // namespace
+}  // namespace fedmpq
+
+using namespace fedmpq;
+
+int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                            const int8_t* weights, int32_t threads, int32_t* acc, double* sums) {
+  const FedmpqConv& c = *conv;
+  const int64_t pixels = int64_t{c.out_height} * c.out_width;
+  if (sums == nullptr) return forward(c, codes, pairs != 0, zero, weights, threads, acc, [](int) {});
+  InOrder<double> parts(c.images, 2 * c.out_channels);
+  if (!parts) return -1;
+  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image) {
+    ops().statistics(acc + image * pixels * c.out_channels, pixels, c.out_channels, parts[image],
+                     parts[image] + c.out_channels);
+  });
+  parts.total(sums);
+  return status;
+}
+
+int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
+                                  const int8_t* weights, const uint16_t* error, const float* scale, const float* shift,
+                                  float low, float high, const float* norm, const float* bias, int32_t threads,
+                                  int32_t* acc, double* sums) {
+  const FedmpqConv& c = *conv;
+  const int64_t pixels = int64_t{c.out_height} * c.out_width, count = pixels * c.out_channels;
+  const Rescale rescale{scale, shift, low, high};
+  InOrder<float> parts(c.images, 4 * c.out_channels);
+  if (!parts) return -1;
+  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image) {
+    float* own = parts[image];
+    ops().backward_sums(acc + image * count, error + image * count, pixels, c.out_channels, rescale, norm, bias, own,
+                        own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
+  });
+  parts.total(sums);
+  return status;
+}

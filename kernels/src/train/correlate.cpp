@@ -1,0 +1,90 @@
+#include "correlate.h"
+
+#include "fedmpq/kernels.h"
+
+namespace fedmpq {
+namespace {
+
+// Four weights of neighbouring inputs, of which there may be fewer, as a tile reads them; tap by tap, `by_tap` bytes apart.
+void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, const int32_t* order, int64_t by_tap,
+               int8_t* to) {
+  if (inputs < 4) {
+    for (int c = 0; c < inputs; ++c)
+      for (int tap = 0; tap < taps; ++tap) to[tap * by_tap + c] = from[c * by_input + order[tap]];
+    return;
+  }
+  const int8_t *second = from + by_input, *third = second + by_input, *fourth = third + by_input;
+  for (int tap = 0; tap < taps; ++tap, to += by_tap) {
+    const int at = order[tap];
+    const int8_t four[4] = {from[at], second[at], third[at], fourth[at]};
+    std::memcpy(to, four, sizeof four);
+  }
+}
+
+}  // namespace
+
+void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed) {
+  const int taps = product.kernel_h * product.kernel_w;
+  if (inputs % 4 != 0 || product.outputs % lanes != 0)
+    std::memset(packed, 0, static_cast<size_t>(product.packed_size(depth)));
+  const int64_t by_tap = int64_t{depth} * lanes;
+  for (int o = 0; o < product.outputs; ++o) {
+    int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
+    for (int c = 0; c < inputs; c += 4)
+      pack_quad(weights.data + o * weights.by_output + c * weights.by_input, weights.by_input,
+                inputs - c < 4 ? inputs - c : 4, taps, weights.order, by_tap, lane + c * lanes);
+  }
+}
+
+int greatest_weight(const FedmpqConv& c, const int8_t* weights) {
+  const int64_t count = int64_t{c.out_channels} * (c.channels / c.groups) * c.kernel_h * c.kernel_w;
+  int greatest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int magnitude = weights[i] < 0 ? -weights[i] : weights[i];
+    greatest = magnitude > greatest ? magnitude : greatest;
+  }
+  return greatest;
+}
+
+void tile_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, const int8_t* packed,
+              int fit, bool add, int32_t* sums) {
+  const int blocks = product.blocks(), stride = product.stride_w * depth;
+  const ptrdiff_t block = ptrdiff_t{segments.count} * segments.quads * lanes * 4;
+  const auto tile = ops().tile;
+  for (int b = 0; b < blocks; b += 2)
+    for (int x = 0; x < product.out_width; x += max_rows) {
+      const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
+      tile({from + x * stride, stride, rows, segments.offsets, segments.count, segments.quads, packed + b * block, block,
+            blocks - b < 2 ? 1 : 2, sums + (x * blocks + b) * lanes, blocks * lanes, add, fit});
+    }
+}
+
+void bit_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t plane,
+             const Serial& serial, bool add, int32_t* sums) {
+  const int blocks = product.blocks(), stride = product.stride_w * depth / 8, words = up(segments.quads, 16) / 16;
+  const int used = 4 * segments.quads % 64;  // bits of the last word
+  const int64_t block = plane_words(segments.count, segments.quads, serial.bits);
+  int32_t code_sums[max_rows];
+  for (int x = 0; x < product.out_width; x += max_rows) {
+    const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
+    BitTile tile{from + x * stride, plane, stride, rows, segments.offsets, segments.count, words,
+                 used == 0 ? ~uint64_t{0} : (uint64_t{1} << used) - 1, serial.weights, serial.bits,
+                 sums + int64_t{x} * blocks * lanes, blocks * lanes, add};
+    bit_serial().sum(tile, code_sums);
+    for (int b = 0; b < blocks; ++b, tile.w += block, tile.out += lanes) bit_serial().product(tile, code_sums);
+  }
+}
+
+void tidy(int32_t* sums, int width, int outputs, int stride) {
+  if (outputs == stride) return;
+  for (int x = 1; x < width; ++x)
+    std::memmove(sums + int64_t{x} * outputs, sums + int64_t{x} * stride, static_cast<size_t>(outputs) * sizeof(int32_t));
+}
+
+void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w, int32_t* taps) {
+  for (int r = 0; r < kernel_h; ++r)
+    for (int s = 0; s < kernel_w; ++s)
+      *taps++ = (r * dilation_h * layout.padded_width + s * dilation_w) * layout.depth;
+}
+
+}  // namespace fedmpq

@@ -1,0 +1,153 @@
+// Correlation of padded images with weights as tiles read them: what a convolution and the way back to its input have in
+// common.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+
+#include "bitserial.h"
+#include "buffer.h"
+#include "padded.h"
+#include "threads.h"
+
+namespace fedmpq {
+
+// Correlation of a padded copy with packed weights.
+struct Product {
+  int kernel_h, kernel_w, dilation_h, dilation_w, stride_h, stride_w;
+  int out_height, out_width, outputs;
+  int blocks() const { return up(outputs, lanes) / lanes; }
+  // Without dilation the pixels under a row of the kernel are one run of bytes.
+  bool joined() const { return dilation_w == 1; }
+  int segments() const { return joined() ? kernel_h : kernel_h * kernel_w; }
+  int quads(int depth) const { return (joined() ? kernel_w : 1) * depth / 4; }
+  int64_t packed_size(int depth) const { return int64_t{blocks()} * kernel_h * kernel_w * depth * lanes; }
+};
+
+// Where the weights of a product lie: weight(output, input, tap) is at output * by_output + input * by_input + order[tap].
+struct Weights {
+  const int8_t* data;
+  int64_t by_output, by_input;
+  const int32_t* order;
+};
+
+// packed[block][tap][quad][lane][byte], zero beyond the real ones.
+void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed);
+
+int greatest_weight(const FedmpqConv& c, const int8_t* weights);
+
+// Where the sums of each group start: what `zero` in every code adds to them, which is as much as the sum of an output's
+// weights times `zero`, is taken off beforehand.
+class Start {
+ public:
+  Start(const Product& product, int depth, int groups, const int8_t* packed, int zero)
+      : used_(zero != 0), stride_(product.blocks() * lanes), values_(used_ ? groups * stride_ : 0), ones_(depth + slack) {
+    if (!used_ || !*this) return;
+    std::memset(ones_.data(), 1, static_cast<size_t>(depth + slack));
+    for (int g = 0; g < groups; ++g)
+      sum_weights(product, depth, packed + g * product.packed_size(depth), values_.data() + int64_t{g} * stride_);
+    for (int64_t i = 0; i < int64_t{groups} * stride_; ++i) values_.data()[i] *= -zero;
+  }
+  explicit operator bool() const { return values_ && ones_; }
+  // Of all the outputs of a group; null if they start at zero.
+  const int32_t* of(int group) const { return used_ ? values_.data() + int64_t{group} * stride_ : nullptr; }
+
+ private:
+  // The sum of each output's weights: their product with ones.
+  void sum_weights(const Product& product, int depth, const int8_t* packed, int32_t* sums) const {
+    const int taps = product.kernel_h * product.kernel_w;
+    const int64_t block = int64_t{taps} * depth * lanes;
+    const int32_t first[1024] = {};  // where every tap reads its ones
+    for (int b = 0; b < product.blocks(); ++b)
+      ops().tile({ones_.data(), 0, 1, first, taps, depth / 4, packed + b * block, static_cast<ptrdiff_t>(block), 1,
+                  sums + b * lanes, lanes, false, products_that_fit(2, 1, 127)});
+  }
+
+  bool used_;
+  int stride_;
+  Buffer<int32_t> values_;
+  Buffer<uint8_t> ones_;
+};
+
+// The runs of bytes under the kernel, from the first pixel on.
+struct Segments {
+  int32_t offsets[1024];
+  int count, quads;
+
+  Segments(const Product& product, const Layout& layout)
+      : count(product.segments()), quads(product.quads(layout.depth)) {
+    const int line = layout.padded_width * layout.depth;
+    for (int s = 0; s < count; ++s) {
+      const int r = product.joined() ? s : s / product.kernel_w, c = product.joined() ? 0 : s % product.kernel_w;
+      offsets[s] = r * product.dilation_h * line + c * product.dilation_w * layout.depth;
+    }
+  }
+};
+
+// The bit-serial form of a product: planes of one group's weights, and room for those of an image's codes.
+struct Serial {
+  int bits;  // of a weight; 0 if the form is not used
+  const uint64_t* weights;
+  uint8_t* codes;
+};
+
+// One row of the output from the pixel at `from` on: by tiles, or by bit-planes, which lie `plane` bytes apart and whose
+// offsets are an eighth of those of bytes.
+void tile_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, const int8_t* packed,
+              int fit, bool add, int32_t* sums);
+void bit_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t plane,
+             const Serial& serial, bool add, int32_t* sums);
+
+// Every row of the output, out_width x 16*blocks, at target(y); then row(y, there). Sums start at `start`, or at zero.
+template <class Target, class Row>
+void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, int fit,
+               const Serial& serial, const int32_t* start, Target target, Row row) {
+  Segments segments(product, layout);
+  const int64_t line = int64_t{layout.padded_width} * layout.depth * product.stride_h, codes = layout.size() - slack;
+  if (serial.bits > 0) {
+    fedmpq_pack_planes(padded, codes, code_planes, serial.codes);
+    for (int s = 0; s < segments.count; ++s) segments.offsets[s] /= 8;
+  }
+  for (int y = 0; y < product.out_height; ++y) {
+    int32_t* sums = target(y);
+    const int stride = product.blocks() * lanes;
+    for (int x = 0; x < product.out_width && start != nullptr; ++x)
+      std::memcpy(sums + int64_t{x} * stride, start, static_cast<size_t>(stride) * sizeof(int32_t));
+    if (serial.bits > 0)
+      bit_row(product, layout.depth, segments, serial.codes + y * line / 8, codes / 8, serial, start != nullptr, sums);
+    else
+      tile_row(product, layout.depth, segments, padded + y * line, packed, fit, start != nullptr, sums);
+    row(y, sums);
+  }
+}
+
+// Drops the lanes beyond the real outputs: width x outputs, side by side.
+void tidy(int32_t* sums, int width, int outputs, int stride);
+
+// Where a depthwise product's taps are from the first on, in bytes.
+void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w, int32_t* taps);
+
+// Buffers of one thread for one kind of product.
+struct Scratch {
+  Buffer<uint8_t> bytes, padded, planes;
+  Buffer<int32_t> sums;
+  Scratch(int64_t raw, int64_t copy, int64_t row) : bytes(raw + slack), padded(copy), planes(copy / 2 + slack), sums(row) {}
+  explicit operator bool() const { return bytes && padded && planes && sums; }
+};
+
+template <class Body>
+bool with_scratch(int64_t raw, int64_t copy, int64_t row, int items, int threads, Body body) {
+  std::atomic<bool> enough{true};
+  parallel(threads < items ? threads : items, threads, [&](int slot, int) {
+    const int slots = threads < items ? threads : items;
+    Scratch scratch(raw, copy, row);
+    if (!scratch) {
+      enough = false;
+      return;
+    }
+    for (int item = slot; item < items; item += slots) body(item, scratch);
+  });
+  return enough;
+}
+
+}  // namespace fedmpq

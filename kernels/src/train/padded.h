@@ -1,0 +1,46 @@
+// Images in the form that products read: channels of one group, with their padding, as bytes.
+#pragma once
+
+#include "fedmpq/training.h"
+#include "ops.h"
+
+namespace fedmpq {
+
+constexpr int slack = 64;  // bytes that a tile's last quad or a last vector may read beyond an image
+
+inline int up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// One image: where its bytes come from and what they mean.
+struct Source {
+  const uint8_t* data;
+  bool pairs;    // two 4-bit codes a byte
+  int64_t bytes;  // of one image
+  uint8_t flip;  // what every byte is xored with: 128 turns codes into signed bytes and errors into unsigned ones
+};
+
+// The padded copy of one group's channels of an image, and the sums of products over it.
+struct Layout {
+  int height, width, channels;       // of the source
+  int padded_height, padded_width;   // of the copy
+  int top, left, spread_h, spread_w; // source pixel (y, x) goes to (top + y * spread_h, left + x * spread_w)
+  int group_channels, depth;         // channels a group has; rounded up to a multiple of 4
+  uint8_t fill;
+  int64_t size() const { return int64_t{padded_height} * padded_width * depth + slack; }
+};
+
+inline Source source_of(const uint8_t* data, bool pairs, int64_t count, uint8_t flip) {
+  return {data, pairs, pairs ? (count + 1) / 2 : count, flip};
+}
+
+inline bool is_depthwise(const FedmpqConv& c) { return c.groups == c.channels && c.out_channels == c.channels; }
+
+// The copy under a convolution's windows.
+Layout forward_layout(const FedmpqConv& c, uint8_t fill);
+
+// One image's bytes, in `scratch` unless they are there as they are.
+const uint8_t* bytes_of(const Source& source, int image, int64_t count, uint8_t* scratch);
+
+// The padded copy of one group of an image.
+void pad(const Layout& layout, const Source& source, int image, int group, uint8_t* scratch, uint8_t* out);
+
+}  // namespace fedmpq
