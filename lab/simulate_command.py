@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -377,10 +377,3 @@ def _number(text: str, kind: Callable[[str], N], example: str) -> N:
         return kind(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number; give a list such as {example}") from None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command called from Python; what is wrong with the input is raised."""
-    parser = argparse.ArgumentParser(prog="fedmpq simulate")
-    add_arguments(parser)
-    return run_command(parser.parse_args(argv))
