@@ -47,7 +47,7 @@ build/typed: Makefile
 	@$(PIP) "setuptools>=77" "cmake>=3.22" ninja
 	@echo "==> fedmpq with its kernels, lab and development tools"
 	@# setuptools warns at every editable install, whatever the layout
-	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation -e ".[lab,dev]"
+	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation -e ".[edge,server,postgres,lab,dev]"
 	@touch $@
 
 .venv/bin/python:

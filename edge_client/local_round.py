@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from fedmpq.edge_client.augment import epoch_order, pad_crop_flip
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.engine import Batch, Engine, EpochResult, TrainingError
-from fedmpq.model.exchange import Assignment, TrainingPlan, Update, pack_layers, unpack_layers
+from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import Assignment, TrainingPlan, Update, pack_layers, rounded_side, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.pruning import prune_msb
-from fedmpq.model.quantized import Layers, QuantizedLayer
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws, Purpose
 
 # BatchNorm needs two values to have a variance.
@@ -34,15 +34,26 @@ def run_local_round(
         result = engine.train_epoch(batches(data, plan, draws, epoch, graph.input.zero_point))
         if progress is not None:
             progress(epoch, result)
+    side = engine.side()
+    require_finite(side, plan)
     return Update(
         round=assignment.round,
         client=assignment.client,
         samples=len(data),
         layers=pack_layers(_pruned(engine.layers(), plan.prune_density)),
-        side=engine.side(),
+        side=rounded_side(side, plan.side_bits),
         loss=result.loss,
         accuracy=result.accuracy,
     )
+
+
+def require_finite(tensors: Side, plan: TrainingPlan) -> None:
+    """The last step of a round has no loss after it that would tell."""
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise TrainingError(
+                f"{name} is not finite after training; lower the learning rate (now {plan.learning_rate})"
+            )
 
 
 def batches(data: Dataset, plan: TrainingPlan, draws: Draws, epoch: int, fill: int) -> Iterator[Batch]:

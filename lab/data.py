@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.data import DataError, Dataset, Labels, Size, load, resize, splits
+from fedmpq.model.data import DataError, Dataset, Labels, Size, load, resize, splits
 
 FASHION_MNIST_PACKAGE = "dataset-fashion-mnist"
 FASHION_MNIST_FOLDERS = (

@@ -6,7 +6,7 @@ import difflib
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,13 +18,12 @@ from fedmpq.model.grid import MAX_BITS, StepRule
 from fedmpq.server.recipe import (
     ABLATIONS,
     PROFILES,
+    QUANTIZED_METHODS,
     Deal,
     Merge,
     Profile,
     Recipe,
-    ablated,
-    aqfl,
-    fpq8,
+    make_recipe,
 )
 
 if sys.version_info >= (3, 11):
@@ -33,7 +32,6 @@ else:
     import tomli as tomllib
 
 PAPER_BUDGETS = (2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 8.0, 8.0)
-QUANTIZED_METHODS = ("fedmpq", "aqfl", "fpq8")
 FLOAT_METHODS = ("fp32", "fedpaq", "uveqfed")
 METHODS = QUANTIZED_METHODS + FLOAT_METHODS
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -72,6 +70,7 @@ class Experiment:
     prune_density: float = 0.03
     pad: int = 0
     flip: bool = False
+    side_bits: int = 16
     deal: Deal | None = None
     step_rule: StepRule | None = None
     merge: Merge | None = None
@@ -154,16 +153,16 @@ class Experiment:
 
     def recipe(self) -> Recipe:
         """The recipe of a quantized method, with the settings that override its profile's."""
-        if self.method == "fedmpq":
-            recipe = ablated(self.profile, self.plan(), self.ablation)
-        else:
-            recipe = {"aqfl": aqfl, "fpq8": fpq8}[self.method](self.profile, self.plan())
-        overrides = {
-            name: getattr(self, name)
-            for name in ("deal", "step_rule", "merge")
-            if getattr(self, name) is not None
-        }
-        return replace(recipe, per_channel=self.per_channel, **overrides)
+        return make_recipe(
+            self.method,
+            self.profile,
+            self.ablation,
+            self.plan(),
+            deal=self.deal,
+            step_rule=self.step_rule,
+            merge=self.merge,
+            per_channel=self.per_channel,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, as `make_experiment` takes it; JSON has no infinity, so that one is a word."""

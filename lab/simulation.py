@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.local_round import MIN_SAMPLES
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.data import load_named
-from fedmpq.lab.experiment import QUANTIZED_METHODS, Experiment, ExperimentError
+from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.initial import make_graph
 from fedmpq.lab.methods import Method, Probe, make_method
 from fedmpq.lab.partition import dirichlet_partition
 from fedmpq.lab.workers import WorkerPool
+from fedmpq.model.data import Dataset
 from fedmpq.server.method import select_clients
+from fedmpq.server.recipe import QUANTIZED_METHODS
 from fedmpq.server.state import ClientRecord, GlobalModel
 
 LOG_NAME = "rounds.jsonl"

@@ -23,10 +23,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.engine import TrainingError
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.methods import Method, Probe, Sent, Uploaded, make_method
+from fedmpq.model.data import Dataset
 from fedmpq.model.graph import Graph
 
 S = TypeVar("S")

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, PackedLayer, Side
 
@@ -35,6 +38,8 @@ class TrainingPlan:
     """Prune the top magnitude plane when at most this share of it is set; None never prunes."""
     pad: int = 0
     flip: bool = False
+    side_bits: int = 16
+    """16: side tensors cross the network in half precision where `rounded_side` finds it safe; 32: never."""
 
     def __post_init__(self) -> None:
         if self.update not in get_args(UpdateRule):
@@ -48,8 +53,12 @@ class TrainingPlan:
         for name, high in (("momentum", 1.0), ("weight_decay", 1.0), ("lasso", float("inf"))):
             if not 0 <= getattr(self, name) < high:
                 raise PlanError(f"{name} = {getattr(self, name)} is outside 0 <= {name} < {high}")
-        if self.momentum_bits not in (0, 8, 32):
-            raise PlanError(f"momentum_bits = {self.momentum_bits} is none of 0, 8, 32")
+        for name, known in (("momentum_bits", (0, 8, 32)), ("side_bits", (16, 32))):
+            if getattr(self, name) not in known:
+                raise PlanError(f"{name} = {getattr(self, name)} is none of {', '.join(map(str, known))}")
+        self._check_prune_density()
+
+    def _check_prune_density(self) -> None:
         if self.prune_density is not None and not 0 <= self.prune_density <= 1:
             raise PlanError(f"prune_density = {self.prune_density} is outside 0..1")
 
@@ -71,6 +80,14 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """How the model a client was sent does on the client's own data."""
+
+    samples: int
+    correct: int
+
+
+@dataclass(frozen=True)
 class Update:
     """What one client gives back."""
 
@@ -83,6 +100,7 @@ class Update:
     """Mean training loss of the last local epoch."""
     accuracy: float
     """Training accuracy of the last local epoch."""
+    evaluation: Evaluation | None = None
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +108,38 @@ class Update:
 
 
 def payload_bytes(layers: Mapping[str, PackedLayer], side: Side) -> int:
-    """Bytes of the planes, steps and side tensors."""
-    return sum(layer.nbytes for layer in layers.values()) + sum(tensor.nbytes for tensor in side.values())
+    """Bytes of the planes, steps and side tensors as they are sent."""
+    tensors = sum(tensor.nbytes // 2 if fits_half(tensor) else tensor.nbytes for tensor in side.values())
+    return sum(layer.nbytes for layer in layers.values()) + tensors
+
+
+_HALF = np.finfo(np.float16)
+
+
+def fits_half(tensor: NDArray[np.float32]) -> bool:
+    """Whether half precision holds every value exactly."""
+    with np.errstate(over="ignore"):
+        return np.array_equal(tensor.astype(np.float16).astype(np.float32), tensor)
+
+
+def rounded_side(side: Side, bits: int) -> Side:
+    """The side tensors as a method sends them: with `bits` 16, to the nearest half-precision values.
+
+    A tensor keeps its single precision where half would harm it: clips (one number each, and a scale of all
+    codes), values beyond 65504, and variances below 2^-14, of which the square root is divided by.
+    """
+    if bits == 32:
+        return side
+    return {
+        name: tensor.astype(np.float16).astype(np.float32) if _safe_in_half(name, tensor) else tensor
+        for name, tensor in side.items()
+    }
+
+
+def _safe_in_half(name: str, tensor: NDArray[np.float32]) -> bool:
+    if tensor.ndim == 0 or not np.isfinite(tensor).all() or np.abs(tensor).max(initial=0) > _HALF.max:
+        return False
+    return not name.endswith(".running_var") or bool(((tensor == 0) | (tensor >= _HALF.tiny)).all())
 
 
 def bit_widths(graph: Graph, layers: Mapping[str, PackedLayer]) -> tuple[int, ...]:

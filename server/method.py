@@ -5,14 +5,13 @@ Pure functions of the global model, so that the server, a simulation, and a repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.model.exchange import Assignment, Update, bit_widths, pack_layers, unpack_layers
+from fedmpq.model.exchange import Assignment, Update, bit_widths, pack_layers, rounded_side, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS, check_bits
 from fedmpq.model.quantized import Layers, QuantizedLayer, Weights, dequantize_all
@@ -102,27 +101,34 @@ class QuantizedMethod:
 
     def assign(self, model: GlobalModel, client: ClientRecord) -> Assignment:
         """What the client is sent for round `model.round + 1`."""
-        layers = pack_layers(self.deployed(model, client))
-        return Assignment(self.seed, model.round + 1, client.client, layers, model.side, self.recipe.plan)
+        plan = self.recipe.plan
+        layers, side = pack_layers(self.deployed(model, client)), rounded_side(model.side, plan.side_bits)
+        return Assignment(self.seed, model.round + 1, client.client, layers, side, plan)
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
-        """The next global model; updates count in the order of their clients, however they came."""
-        ordered = sorted(updates, key=lambda update: update.client)
+        """The next global model. Updates come in ascending order of their clients, and each is dropped after
+        use: memory is that of the model, and the sums do not depend on who was first.
+        """
         records = {client.client: client for client in model.clients}
-        _check_senders(ordered, records, model.round + 1)
-        senders = [records[update.client] for update in ordered]
-        shares = participation_weights([c.budget for c in senders], [u.samples for u in ordered])
         merged, side = WeightedSum(), WeightedSum()
-        for share, sender, update in zip(shares, senders, ordered, strict=True):
-            merged.add(float(share), self._contribution(model, sender, update))
-            side.add(float(share), update.side)
-            records[sender.client] = replace(
-                sender, dealt=self.deal(model, sender), returned=bit_widths(self.graph, update.layers)
-            )
+        senders: list[ClientRecord] = []
+        widths: list[tuple[int, ...]] = []
+        for update in _checked(updates, records, model.round + 1):
+            sender = records[update.client]
+            weight = sender.budget * update.samples
+            merged.add(weight, self._contribution(model, sender, update))
+            side.add(weight, update.side)
+            widths.append(bit_widths(self.graph, update.layers))
+            senders.append(replace(sender, samples=update.samples))
+            records[sender.client] = replace(sender, dealt=self.deal(model, sender), returned=widths[-1])
+        shares = participation_weights([c.budget for c in senders], [c.samples for c in senders])
         new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
-        widths = average_bit_widths(shares, [bit_widths(self.graph, update.layers) for update in ordered])
         return GlobalModel(
-            model.round + 1, new, side.mean(), widths, tuple(records[c.client] for c in model.clients)
+            model.round + 1,
+            new,
+            side.mean(),
+            average_bit_widths(shares, widths),
+            tuple(records[client.client] for client in model.clients),
         )
 
     def quantizer(self, model: GlobalModel) -> RoundQuantizer:
@@ -139,7 +145,10 @@ class QuantizedMethod:
         return {name: returned[name] - sent[name] for name in returned}
 
 
-def _check_senders(updates: Sequence[Update], records: Mapping[int, ClientRecord], round_number: int) -> None:
+def _checked(
+    updates: Iterable[Update], records: Mapping[int, ClientRecord], round_number: int
+) -> Iterator[Update]:
+    last = -1
     for update in updates:
         if update.client not in records:
             raise MergeError(f"an update comes from client {update.client}, which this run does not have")
@@ -147,9 +156,12 @@ def _check_senders(updates: Sequence[Update], records: Mapping[int, ClientRecord
             raise MergeError(
                 f"the update of client {update.client} is of round {update.round}, not {round_number}"
             )
-    for one, next_one in pairwise(updates):
-        if one.client == next_one.client:
-            raise MergeError(f"client {one.client} sent two updates; a round takes one from each")
+        if update.client == last:
+            raise MergeError(f"client {update.client} sent two updates; a round takes one from each")
+        if update.client < last:
+            raise MergeError(f"the update of client {update.client} comes after {last}'s; merge in order")
+        last = update.client
+        yield update
 
 
 def select_clients(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.grid import StepRule
@@ -50,6 +50,8 @@ def fpq8(profile: Profile, plan: TrainingPlan) -> Recipe:
     return replace(aqfl(profile, plan), deal="full", activation_bits=8)
 
 
+QUANTIZED_METHODS = ("fedmpq", "aqfl", "fpq8")
+
 Ablation = tuple[bool, bool, bool]
 ABLATIONS: dict[str, Ablation] = {
     "aqfl": (False, False, False),
@@ -75,3 +77,15 @@ def ablated(profile: Profile, plan: TrainingPlan, name: str) -> Recipe:
         prune_density=recipe.plan.prune_density if prune else None,
     )
     return replace(recipe, plan=kept, deal=recipe.deal if deal else "uniform")
+
+
+def make_recipe(method: str, profile: Profile, ablation: str, plan: TrainingPlan, **overrides: Any) -> Recipe:
+    """The recipe of a method's name; `overrides` are fields of Recipe, None for the profile's own choice.
+
+    An ablation and a deal are FedMPQ's to choose: they are what the other methods are.
+    """
+    if method == "fedmpq":
+        recipe = ablated(profile, plan, ablation)
+    else:
+        recipe = {"aqfl": aqfl, "fpq8": fpq8}[method](profile, plan)
+    return replace(recipe, **{name: value for name, value in overrides.items() if value is not None})

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.data import Dataset
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
+from fedmpq.model.data import Dataset
 from fedmpq.model.graph import Graph
 
 

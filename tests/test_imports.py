@@ -145,7 +145,7 @@ def test_every_module_keeps_to_the_table() -> None:
         ("server/state.py", "import importlib\nimportlib.import_module('fedmpq.lab.data')"),
         ("export/onnx.py", "from fedmpq import kernels"),
         ("kernels/planes.py", "from fedmpq.model import grid"),
-        ("edge_client/data.py", "def f():\n    import torch.nn"),
+        ("edge_client/engine.py", "def f():\n    import torch.nn"),
         ("edge_client/torch_engine.py", "import torchvision"),
         ("model/trace.py", "import torch"),
         ("model/trace.py", "try:\n    from torch import nn\nexcept ImportError:\n    nn = None"),

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq import kernels
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.local_round import run_local_round
 from fedmpq.edge_client.native_engine import NativeEngine
+from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import QuantizedLayer

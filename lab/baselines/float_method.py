@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.engine import TrainingError
-from fedmpq.edge_client.local_round import batches
+from fedmpq.edge_client.local_round import batches, require_finite
 from fedmpq.lab.baselines import fedpaq, uveqfed
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.initial import seeded_module, seeded_state
-from fedmpq.lab.methods import Probe, require_finite
+from fedmpq.lab.methods import Probe
+from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS

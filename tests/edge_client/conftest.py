@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedmpq.edge_client.data import Dataset
+from fedmpq.model.data import Dataset
 from fedmpq.model.graph import (
     INPUT,
     Add,

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmpq.edge_client.augment import pad_crop_flip
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.engine import Batch, EpochResult, TrainingError, make_engine
 from fedmpq.edge_client.local_round import batches, run_local_round
+from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import Assignment, TrainingPlan, Update, bit_widths, pack_layers, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.pruning import prune_msb

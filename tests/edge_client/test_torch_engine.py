@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from fedmpq.edge_client import torch_ops
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.engine import Batch, EpochResult, TrainingError
 from fedmpq.edge_client.local_round import batches
 from fedmpq.edge_client.torch_engine import (
@@ -25,6 +24,7 @@ from fedmpq.edge_client.torch_engine import (
 )
 from fedmpq.model import integer_forward
 from fedmpq.model.activations import MIN_CLIP
+from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import INPUT, Conv2d, Linear
 from fedmpq.model.integer_program import ProgramError, compile_program

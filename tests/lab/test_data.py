@@ -19,9 +19,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedmpq.edge_client.data import DataError, Dataset, resize
 from fedmpq.lab import data as lab_data
 from fedmpq.lab.data import load_named, stratified_split, stratified_subset
+from fedmpq.model.data import DataError, Dataset, resize
 from fedmpq.model.torchvision_ops import import_torchvision
 
 RNG = np.random.default_rng(11)

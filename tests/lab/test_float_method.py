@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedmpq.edge_client.data import Dataset
 from fedmpq.edge_client.engine import TrainingError
 from fedmpq.edge_client.local_round import batches
 from fedmpq.lab.baselines import UpdateError, fedpaq
@@ -27,6 +26,7 @@ from fedmpq.lab.experiment import Experiment, make_experiment
 from fedmpq.lab.initial import make_graph, seeded_module
 from fedmpq.lab.methods import Probe, make_method
 from fedmpq.model import zoo
+from fedmpq.model.data import Dataset
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws, Purpose

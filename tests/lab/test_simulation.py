@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from fedmpq.edge_client.engine import TrainingError, engine_names
+from fedmpq.edge_client.local_round import require_finite
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
-from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method, require_finite
+from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
 from fedmpq.lab.simulation import LOG_NAME, Prepared, Progress, RoundResult, prepare, read_log, reopen, run
 from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
-from fedmpq.model.exchange import TrainingPlan, Update
+from fedmpq.model.exchange import TrainingPlan, Update, payload_bytes, rounded_side
 from fedmpq.model.quantized import average_bits
 from fedmpq.model.zoo import ModelError
 from fedmpq.server.recipe import ABLATIONS
@@ -370,7 +371,9 @@ def check_result(result: RoundResult, prepared: Prepared, quantized: bool) -> No
     assert result.seconds > 0
     full = 3 * (4 * sum(sizes) + side)
     if quantized:
-        assert 3 * side < result.bytes_up <= result.bytes_down < full
+        # Side tensors go in half precision, or in single where half would not do.
+        assert 3 * side / 2 < result.bytes_up <= result.bytes_down + 3 * side / 2
+        assert result.bytes_down < full
         assert all(1 <= bits <= 8 for bits in result.bit_widths)
         assert result.mean_deployed == pytest.approx(
             (result.deployed["2"] + 2 * result.deployed["4"] + result.deployed["8"]) / 4
@@ -387,10 +390,9 @@ def test_what_is_sent_fits_the_budgets(tmp_path: Path) -> None:
     prepared = prepare(small(participation=1.0, rounds=1))
     (result,) = run(prepared, tmp_path, 1, silent)
     sizes = prepared.start.graph.layer_sizes
-    side = sum(4 * tensor.size for tensor in prepared.start.model.side.values())
     steps, padding = 4 * len(sizes), 8 * len(sizes)
     bits = sum(prepared.experiment.budgets) * sum(sizes)
-    spent = result.bytes_down - 4 * (side + steps)
+    spent = result.bytes_down - 4 * (payload_bytes({}, rounded_side(prepared.start.model.side, 16)) + steps)
     assert bits / 8 - 4 * max(sizes) / 8 < spent <= bits / 8 + 4 * padding
 
 
@@ -399,7 +401,7 @@ def test_fpq8_ignores_the_budgets_on_the_wire(tmp_path: Path) -> None:
     prepared = prepare(small(method="fpq8", rounds=1))
     (result,) = run(prepared, tmp_path, 1, silent)
     assert result.bit_widths == (8,) * len(prepared.start.graph.layers)
-    assert result.bytes_up == result.bytes_down > 3 * sum(prepared.start.graph.layer_sizes)
+    assert min(result.bytes_up, result.bytes_down) > 3 * sum(prepared.start.graph.layer_sizes)
 
 
 def test_the_loss_does_not_depend_on_who_is_ready_first(

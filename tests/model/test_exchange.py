@@ -14,12 +14,14 @@ from fedmpq.model.exchange import (
     TrainingPlan,
     Update,
     bit_widths,
+    fits_half,
     pack_layers,
     payload_bytes,
+    rounded_side,
     unpack_layers,
 )
 from fedmpq.model.graph import INPUT, Conv2d, Flatten, Graph, GraphError, Input, Linear, Node
-from fedmpq.model.quantized import Layers, QuantizedLayer
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 
 GRAPH = Graph(
     "net",
@@ -61,9 +63,9 @@ def test_bit_widths_come_in_the_graphs_order() -> None:
 
 def test_what_is_sent_is_counted_in_full() -> None:
     layers = pack_layers(random_layers())
-    side = {"first.bias": np.zeros(2, np.float32)}
-    # 27 weights at 3 bits with 3 steps, 24 at 8 bits with one, 2 biases.
-    expected = 3 * 4 + 3 * 4 + 8 * 3 + 4 + 2 * 4
+    side = {"first.bias": np.zeros(2, np.float32), "bn.weight": np.full(3, 0.1, np.float32)}
+    # 27 weights at 3 bits with 3 steps, 24 at 8 with one; half precision holds two side values, not the rest.
+    expected = 3 * 4 + 3 * 4 + 8 * 3 + 4 + 2 * 2 + 3 * 4
     assert payload_bytes(layers, side) == expected
     assert Assignment(0, 1, 2, layers, side, TrainingPlan()).nbytes == expected
     assert Update(1, 2, 10, layers, side, 0.5, 0.5).nbytes == expected
@@ -132,3 +134,24 @@ def test_a_setting_outside_its_range_is_named(name: str, value: Any) -> None:
 def test_settings_at_the_edge_are_taken(settings: dict[str, Any]) -> None:
     plan = TrainingPlan(**settings)
     assert all(getattr(plan, name) == value for name, value in settings.items())
+
+
+def test_side_tensors_are_rounded_to_half_where_that_is_safe() -> None:
+    side: Side = {
+        "bn.weight": np.array([0.1, 1e-9, -3.0], np.float32),
+        "bn.running_mean": np.array([7e4, 0.1], np.float32),
+        "bn.running_var": np.array([0.3, 1e-6], np.float32),
+        "bn2.running_var": np.array([0.3, 0.0], np.float32),
+        "fc.bias": np.array([np.inf, 0.1], np.float32),
+        "relu.quantized.clip": np.array(0.1, np.float32),
+    }
+    rounded = rounded_side(side, 16)
+    changed = {name for name in side if rounded[name].tobytes() != side[name].tobytes()}
+    assert changed == {"bn.weight", "bn2.running_var"}
+    for name in changed:
+        np.testing.assert_array_equal(rounded[name], side[name].astype(np.float16))
+        assert fits_half(rounded[name])
+    assert all(tensor.dtype == np.float32 for tensor in rounded.values())
+    assert rounded_side(side, 32) is side
+    again = rounded_side(rounded, 16)
+    assert all(again[name].tobytes() == rounded[name].tobytes() for name in side)

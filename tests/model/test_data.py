@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedmpq.edge_client.data import DataError, Dataset, load, resize, splits
+from fedmpq.model.data import DataError, Dataset, load, resize, splits
 
 RNG = np.random.default_rng(7)
 small_images = hnp.arrays(
