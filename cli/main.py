@@ -35,6 +35,7 @@ COMMANDS = {
     "simulate": Entry(
         "fedmpq.lab.simulate_command", "lab", "train over many simulated clients on this machine"
     ),
+    "split": Entry("fedmpq.lab.split_command", "lab", "divide a data set into files for several clients"),
     "info": Entry("fedmpq.cli.info", "edge", "version, kernels and engines of this installation"),
 }
 
