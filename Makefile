@@ -6,7 +6,7 @@ TORCH := torch>=2.13,<2.14
 FOLDERS := proto kernels model edge_client server export lab cli
 KERNEL_SOURCES := kernels/CMakeLists.txt $(shell find kernels/include kernels/src -type f)
 
-.PHONY: help demo test lint bench wheels clean
+.PHONY: help demo test lint sanitize bench wheels clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -16,13 +16,21 @@ demo: .venv/installed ## a small federation on this machine, two methods side by
 	@$(BIN)/fedmpq simulate --data digits --model digits_cnn --rounds 25 --epochs 4 --batch-size 16 \
 		--compare fedmpq,aqfl --out runs/demo --overwrite
 
-test: lint ## lint, then every test
+test: lint sanitize ## lint, sanitizers, then every test
 	@$(BIN)/pytest -n 2 -q
 
 lint: .venv/installed build/typed ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@MYPYPATH=build/typed $(BIN)/mypy -p fedmpq -p bench -p tests -p tools -m setup
+
+# Python itself is not instrumented, so the sanitizer's runtime goes in first; Python frees little at its end, by design.
+sanitize: .venv/installed ## the kernels' tests with the address and undefined-behaviour sanitizers
+	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -S kernels -B build/sanitized \
+		-DFEDMPQ_SANITIZE=ON -DFEDMPQ_OUTPUT_DIRECTORY=$(CURDIR)/build/sanitized >/dev/null
+	@$(BIN)/cmake --build build/sanitized >/dev/null
+	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		FEDMPQ_KERNELS=$(CURDIR)/build/sanitized/libfedmpq_kernels.so $(BIN)/pytest -n 2 -q tests/kernels
 
 bench: .venv/installed ## the native engine against torch, the kernels against NumPy; writes docs/performance.md
 	@$(BIN)/python -m bench.performance

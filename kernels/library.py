@@ -1,7 +1,8 @@
 """Finds, loads and types `libfedmpq_kernels.so`, and says which instruction set its dispatch uses.
 
 There is no fallback in Python: a library that cannot be loaded is an ImportError that says how to build it.
-The environment variable FEDMPQ_ISA forces an instruction set (one of `ISAS`) at import.
+The environment variable FEDMPQ_ISA forces an instruction set (one of `ISAS`) at import, and FEDMPQ_KERNELS
+names another build of the library, such as one with sanitizers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ISAS = ("avx512", "avx2", "neon_dot", "neon", "scalar")
-PATH = Path(__file__).parent / "libfedmpq_kernels.so"
+PATH = Path(os.environ.get("FEDMPQ_KERNELS", Path(__file__).parent / "libfedmpq_kernels.so"))
 HOW_TO_BUILD = "build it with `pip install -e .` in the checkout (needs a C++17 compiler)"
 
 # Result and argument types of each function, in the order of include/fedmpq/kernels.h and training.h.
