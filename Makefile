@@ -12,9 +12,8 @@ KERNEL_SOURCES := kernels/CMakeLists.txt $(shell find kernels/include kernels/sr
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/installed ## a small federation on this machine, two methods side by side
-	@$(BIN)/fedmpq simulate --data digits --model digits_cnn --rounds 25 --epochs 4 --batch-size 16 \
-		--compare fedmpq,aqfl --out runs/demo --overwrite
+demo: .venv/installed ## a server and four boards on this machine train digits over mutual TLS
+	@$(BIN)/python -m tools.demo
 
 test: lint sanitize ## lint, sanitizers, then every test
 	@$(BIN)/pytest -n 2 -q
@@ -32,7 +31,7 @@ sanitize: .venv/installed ## the kernels' tests with the address and undefined-b
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		FEDMPQ_KERNELS=$(CURDIR)/build/sanitized/libfedmpq_kernels.so $(BIN)/pytest -n 2 -q tests/kernels
 
-bench: .venv/installed ## the native engine against torch, the kernels against NumPy; writes docs/performance.md
+bench: .venv/installed ## the engine against torch, rounds against Flower; writes docs/performance.md
 	@$(BIN)/python -m bench.performance
 
 wheels: .venv/installed ## a wheel for x86_64 and one for aarch64, into dist/

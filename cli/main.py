@@ -35,7 +35,18 @@ COMMANDS = {
     "simulate": Entry(
         "fedmpq.lab.simulate_command", "lab", "train over many simulated clients on this machine"
     ),
+    "reproduce": Entry(
+        "fedmpq.lab.reproduce_command", "lab", "run the paper's tables, at a scale of your choice"
+    ),
     "split": Entry("fedmpq.lab.split_command", "lab", "divide a data set into files for several clients"),
+    "server": Entry("fedmpq.server.server_command", "server", "serve runs to clients; keys, tokens, bundles"),
+    "status": Entry(
+        "fedmpq.server.status_command", "server", "round, clients, bytes and accuracy of a server"
+    ),
+    "runs": Entry("fedmpq.server.runs_command", "server", "list, start, pause, resume and abort runs"),
+    "client": Entry(
+        "fedmpq.edge_client.client_command", "edge", "take part in a federation with this device"
+    ),
     "info": Entry("fedmpq.cli.info", "edge", "version, kernels and engines of this installation"),
 }
 

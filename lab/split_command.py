@@ -38,6 +38,7 @@ class _Division:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Divide a data set into one file per client, and write a run to begin from."
     parser.epilog = EPILOG
     parser.add_argument("--data", required=True, help="digits, fashion-mnist, cifar10:DIR, or a path")
     parser.add_argument("--clients", type=int, required=True, help="how many parts")

@@ -114,12 +114,13 @@ def test_info_tells_of_an_engine_that_cannot_be_loaded(
 
 
 def test_an_unknown_command_is_told_the_nearest(capsys: Capture) -> None:
+    known = ", ".join(COMMANDS)
     assert mistake(capsys, "simulat") == (
         "fedmpq: there is no command 'simulat' (did you mean 'simulate'?); "
-        "there are simulate, info; see fedmpq --help"
+        f"there are {known}; see fedmpq --help"
     )
     assert mistake(capsys, "zebra") == (
-        "fedmpq: there is no command 'zebra'; there are simulate, info; see fedmpq --help"
+        f"fedmpq: there is no command 'zebra'; there are {known}; see fedmpq --help"
     )
 
 

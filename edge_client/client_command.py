@@ -1,0 +1,117 @@
+"""`fedmpq client`: this device takes part in a federation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from fedmpq.edge_client.engine import DEFAULT_ENGINE, engine_names
+from fedmpq.model.data import Size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Take part in a federation: enrol once, wait for rounds, train on local data, send updates.\n"
+        "Keeps on through server restarts and network cuts until it is stopped."
+    )
+    parser.epilog = (
+        "examples:\n"
+        "  fedmpq client --server 192.168.1.10:8470 --budget 4 --data ~/photos --bundle ~/board-1\n"
+        "  fedmpq client --server localhost:8470 --budget 2 --data client-0.npz --token fmq_..."
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _add_required(parser)
+    _add_security(parser)
+    _add_behaviour(parser)
+
+
+def _add_required(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    parser.add_argument(
+        "--budget",
+        required=True,
+        type=float,
+        metavar="BITS",
+        help="bits per weight this device can hold, 1..8",
+    )
+    parser.add_argument(
+        "--data",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="labelled images: class folders, idx files or .npz",
+    )
+    parser.add_argument(
+        "--test-data", type=Path, metavar="PATH", help="measure received models on these (default: on --data)"
+    )
+    parser.add_argument(
+        "--size", type=_size, metavar="N|HxW", help="load images at this size, to save memory"
+    )
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("security")
+    group.add_argument(
+        "--bundle", type=Path, metavar="DIR", help="ca.pem, client.pem, client.key and token in one folder"
+    )
+    group.add_argument(
+        "--ca", type=Path, metavar="PEM", help="the authority that signed the server's certificate"
+    )
+    group.add_argument("--cert", type=Path, metavar="PEM", help="this board's certificate, for mutual TLS")
+    group.add_argument("--key", type=Path, metavar="PEM", help="the key of --cert")
+    group.add_argument("--token", metavar="T", help="enrolment token; needed once")
+    group.add_argument("--token-file", type=Path, metavar="FILE", help="read the token from a file")
+    group.add_argument("--insecure", action="store_true", help="talk to another machine without TLS")
+
+
+def _add_behaviour(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("behaviour")
+    group.add_argument("--name", help="this board's name (default: the bundle's, or the host's)")
+    group.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="identity and unfinished work (default: ~/.local/state/fedmpq)",
+    )
+    group.add_argument(
+        "--engine", choices=engine_names(), default=DEFAULT_ENGINE, help="default: %(default)s"
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="threads that train (default: all cores)")
+    group.add_argument("--exit-when-done", action="store_true", help="end with the run")
+    group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
+    for name, default, what in (
+        ("retry-least", 1.0, "first pause before connecting again, in seconds"),
+        ("retry-most", 60.0, "longest pause"),
+        ("stall", 30.0, "a transfer that does not move for so many seconds begins again"),
+        ("keepalive", 60.0, "seconds of silence after which the connection is checked"),
+        ("keepalive-timeout", 20.0, "seconds until an unanswered check means that it is dead"),
+    ):
+        group.add_argument(
+            f"--{name}", type=_seconds, default=default, metavar="S", help=f"{what} (default: {default:g})"
+        )
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    # gRPC reads it while it is loaded. What its library prints beside the log is told there anyway.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from fedmpq.edge_client.client_process import run
+
+    return run(arguments)
+
+
+def _size(text: str) -> Size:
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give a side such as 32, or HEIGHTxWIDTH")
+    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; give seconds above 0, at most a day")
+    return seconds

@@ -1,0 +1,204 @@
+"""The connection to the server: kept, lost, and made again with growing pauses.
+
+A status of gRPC is one of three things here: the server refuses this board, whatever it asks (RefusedError);
+one request will never be granted (raised as it is); or it may go better another time (tried again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import grpc
+import grpc.aio
+
+from fedmpq.edge_client.backoff import Backoff
+from fedmpq.edge_client.channel import Endpoint, Federation, federation
+from fedmpq.edge_client.identity import Identity, load_identity, save_identity
+from fedmpq.edge_client.transfer import Metadata, StalledError, TransferError, within
+from fedmpq.proto import federation_pb2 as pb
+
+T = TypeVar("T")
+Code = grpc.StatusCode
+Attempt = Callable[[Federation, Metadata, Backoff], Awaitable[T]]
+"""One try; it resets the Backoff when something moved."""
+
+_REFUSED = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.UNIMPLEMENTED)
+_NEVER = (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND)
+_NOT_ENROLLED = (*_REFUSED, *_NEVER, Code.ALREADY_EXISTS)
+
+log = logging.getLogger("fedmpq.client")
+
+
+class RefusedError(RuntimeError):
+    """The server does not want this board; the message says how to mend it."""
+
+
+async def enrol(
+    endpoint: Endpoint, request: pb.EnrollRequest, identity_file: Path, retry: Backoff, patience: float
+) -> Identity:
+    """The identity in the file; if there is none, the one that the request's token buys."""
+    known = load_identity(identity_file)
+    if known is not None:
+        log.info("this board is %s (client %s)", known.name, known.client_id)
+        return known
+    if not request.token:
+        raise RefusedError(
+            f"this board is not enrolled yet, there is no {identity_file}: give --bundle DIR, --token T or "
+            "--token-file F; on the server, `fedmpq server token` makes a token"
+        )
+    answer = await _ask_for_identity(endpoint, request, retry.fresh(), patience)
+    identity = Identity(answer.client_id, answer.secret, request.name, endpoint.address)
+    save_identity(identity_file, identity)
+    log.info("enrolled as %s (client %s)", identity.name, identity.client_id)
+    return identity
+
+
+async def _ask_for_identity(
+    endpoint: Endpoint, request: pb.EnrollRequest, retry: Backoff, patience: float
+) -> pb.EnrollResponse:
+    while True:
+        try:
+            async with endpoint.open() as channel:
+                return await within(patience, federation(channel).Enroll(request), "the enrolment")
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _NOT_ENROLLED:
+                raise RefusedError(
+                    f"{endpoint.address} did not enrol {request.name!r}: {said(error)}"
+                ) from None
+            cause = said(error)
+        except StalledError as error:
+            cause = str(error)
+        await _pause(retry, f"{endpoint.address} cannot be reached ({cause})")
+
+
+class _Ending(NamedTuple):
+    """Why a stream ended."""
+
+    text: str
+    over_limit: bool = False
+    """Such as by a newer stream: two clients with one identity must not chase each other quickly."""
+
+
+class Connection:
+    """One Listen stream, opened anew whenever it ends, and the calls that go beside it."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        identity: Identity,
+        identity_file: Path,
+        hello: pb.ListenRequest,
+        retry: Backoff,
+        patience: float,
+    ) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._identity_file = identity_file
+        self._hello = hello
+        self._retry = retry
+        self._patience = patience
+        self._stub: Federation | None = None
+        self._open = asyncio.Event()
+        self._listening: asyncio.Task[None] | None = None
+        self._heard = False
+
+    async def keep_listening(self, hear: Callable[[pb.Event], Awaitable[None]]) -> None:
+        """Hands every event to `hear`, for ever; an error of `hear` and a refusal end it."""
+        retry = self._retry.fresh()
+        while True:
+            self._listening = asyncio.create_task(self._listen(hear))
+            try:
+                await asyncio.wait({self._listening})
+            finally:
+                self._listening.cancel()
+                await asyncio.wait({self._listening})
+            why = self._why_ended(self._listening)
+            if self._heard and not why.over_limit:
+                retry.reset()
+            await _pause(retry, f"no connection to {self._endpoint.address} ({why.text})")
+
+    async def persist(self, what: str, attempt: Attempt[T]) -> T:
+        """Tries until it is done; a status that will never change is raised."""
+        retry = self._retry.fresh()
+        while True:
+            stub = await self._opened()
+            try:
+                return await attempt(stub, self._identity.metadata, retry)
+            except grpc.aio.AioRpcError as error:
+                self._raise_if_refused(error)
+                if error.code() in _NEVER:
+                    raise
+                cause = said(error)
+            except TransferError as error:
+                cause = str(error)
+                if isinstance(error, StalledError) and self._listening is not None:
+                    # Whatever else goes over this connection waits in vain too.
+                    self._listening.cancel()
+            await _pause(retry, f"{what} broke off ({cause})")
+
+    async def _listen(self, hear: Callable[[pb.Event], Awaitable[None]]) -> None:
+        self._heard = False
+        async with self._endpoint.open() as channel:
+            stub = federation(channel)
+            call = stub.Listen(self._hello, metadata=self._identity.metadata)
+            try:
+                event = await within(self._patience, call.read(), "the connection")
+                self._stub = stub
+                self._open.set()
+                while isinstance(event, pb.Event):
+                    self._heard = True
+                    await hear(event)
+                    event = await call.read()
+            finally:
+                self._stub = None
+                self._open.clear()
+                call.cancel()
+
+    async def _opened(self) -> Federation:
+        while self._stub is None:
+            await self._open.wait()
+        return self._stub
+
+    def _why_ended(self, listening: asyncio.Task[None]) -> _Ending:
+        if listening.cancelled():
+            return _Ending("it had stalled")
+        error = listening.exception()
+        if error is None:
+            return _Ending("the server ended the stream")
+        if isinstance(error, grpc.aio.AioRpcError):
+            self._raise_if_refused(error)
+            if error.code() is Code.INVALID_ARGUMENT:
+                raise RefusedError(f"{self._endpoint.address} refused this board: {said(error)}")
+            return _Ending(said(error), over_limit=error.code() is Code.RESOURCE_EXHAUSTED)
+        if isinstance(error, TransferError):
+            return _Ending(str(error))
+        raise error
+
+    def _raise_if_refused(self, error: grpc.aio.AioRpcError) -> None:
+        if error.code() not in _REFUSED:
+            return
+        fix = {
+            Code.UNAUTHENTICATED: f"to enrol again, delete {self._identity_file} and start with a new token",
+            Code.PERMISSION_DENIED: "start with the certificate this board enrolled with, or delete "
+            f"{self._identity_file} and enrol again with a new token",
+            Code.UNIMPLEMENTED: f"is {self._endpoint.address} a server of fedmpq {version('fedmpq')}?",
+        }[error.code()]
+        raise RefusedError(f"{self._endpoint.address} refused this board: {said(error)}; {fix}")
+
+
+async def _pause(retry: Backoff, what: str) -> None:
+    seconds = retry.pause()
+    log.warning("%s; trying again in %.1f s", what, seconds)
+    await asyncio.sleep(seconds)
+
+
+def said(error: grpc.aio.AioRpcError) -> str:
+    """The server's words, or gRPC's, in one line."""
+    details = " ".join((error.details() or "").split())
+    # Before these words gRPC only says that no address worked.
+    return details.rpartition("last error: ")[2] or error.code().name

@@ -1,0 +1,131 @@
+"""The computing part of a round: measure the model as it came, train it, give the update's bytes.
+
+It runs beside the connection in a thread of its own, and ends between two batches when it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.engine import Batch, Engine, EpochResult
+from fedmpq.edge_client.local_round import run_local_round
+from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import Assignment, Evaluation, TrainingPlan, unpack_layers
+from fedmpq.model.exchange_wire import encode_update
+from fedmpq.model.graph import Graph
+from fedmpq.model.integer_forward import logits
+from fedmpq.model.integer_program import compile_program
+from fedmpq.model.native_products import native_products
+from fedmpq.model.quantized import Layers, Side
+from fedmpq.model.randomness import Draws
+
+T = TypeVar("T")
+Heard = Callable[[int, EpochResult], None]
+
+THREAD_NAME = "fedmpq-training"
+EVALUATION_BATCH = 32
+"""Small: activations of the integer forward are 4 bytes each."""
+
+
+class WorkStopped(Exception):
+    """The round was called off."""
+
+
+class StoppableEngine:
+    """An engine that stops between two batches once `stop` is set."""
+
+    def __init__(self, engine: Engine, stop: threading.Event) -> None:
+        self._engine = engine
+        self._stop = stop
+
+    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+        self._engine.load(graph, layers, side, plan, draws)
+
+    def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:
+        return self._engine.train_epoch(self._until_stopped(batches))
+
+    def layers(self) -> Layers:
+        return self._engine.layers()
+
+    def side(self) -> Side:
+        return self._engine.side()
+
+    def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if self._stop.is_set():
+                raise WorkStopped
+            yield batch
+
+
+def evaluate(
+    graph: Graph, assignment: Assignment, data: Dataset, threads: int, stop: threading.Event
+) -> Evaluation:
+    """How many of `data` the model gets right as it was received, by the integer forward."""
+    program = compile_program(graph, unpack_layers(graph, assignment.layers), assignment.side)
+    products = partial(native_products, threads=threads)
+    correct = 0
+    for start in range(0, len(data), EVALUATION_BATCH):
+        if stop.is_set():
+            raise WorkStopped
+        rows = slice(start, start + EVALUATION_BATCH)
+        guesses = logits(program, data.images[rows], products=products).argmax(axis=1)
+        correct += int((guesses == data.labels[rows]).sum())
+    return Evaluation(len(data), correct)
+
+
+def make_update(
+    engine: Engine,
+    graph: Graph,
+    run_id: str,
+    assignment: Assignment,
+    data: BoardData,
+    evaluation: Evaluation | None,
+    heard: Heard,
+    stop: threading.Event,
+) -> bytes:
+    """Trains and encodes; the same assignment and data give the same bytes."""
+    update = run_local_round(StoppableEngine(engine, stop), graph, assignment, data.train, heard)
+    return encode_update(graph, run_id, replace(update, evaluation=evaluation))
+
+
+async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:
+    """Runs `work` in a thread. Cancelled, it sets `stop` and waits for the end; cancelled again, it does not.
+
+    The thread is no reason for the process to stay: a batch on a slow board may outlast a shutdown.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            _tell(loop, outcome.set_exception, error)
+        else:
+            _tell(loop, outcome.set_result, result)
+
+    thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
+    thread.start()
+    try:
+        return await asyncio.shield(outcome)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({outcome})
+        outcome.exception()  # or asyncio would complain that nobody looked
+        raise
+    finally:
+        if outcome.done():
+            thread.join()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, setter: Callable[[T], None], value: T) -> None:
+    # The loop is gone when the process no longer waits for this thread.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(setter, value)

@@ -1,0 +1,342 @@
+"""What a board does with the server's events: for every assignment download, train, upload.
+
+The round at hand is a task of its own. It goes on while the connection is away and waits for it only where it
+needs it; a new assignment, a cancellation or the end of the run takes its place. What a crash leaves in the
+state folder is taken up again: an update is delivered, a download goes on, and training begins anew, with the
+same result to the bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fedmpq.edge_client.backoff import Backoff
+from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.channel import Endpoint
+from fedmpq.edge_client.connection import Connection, enrol, said
+from fedmpq.edge_client.engine import Engine, EpochResult, TrainingError
+from fedmpq.edge_client.mailbox import Pending, RoundKey
+from fedmpq.edge_client.round_work import evaluate, in_thread, make_update
+from fedmpq.edge_client.state_folder import StateFolder
+from fedmpq.edge_client.transfer import (
+    DEFAULT_CHUNK,
+    Delivery,
+    Patience,
+    chunk_length,
+    download,
+    have,
+    received,
+)
+from fedmpq.model.exchange import Assignment, Evaluation, PlanError
+from fedmpq.model.exchange_wire import WireError, decode_model, model_bytes_bound, plan_from_message
+from fedmpq.model.graph import Graph
+from fedmpq.model.integer_program import ProgramError
+from fedmpq.model.ops import GraphError
+from fedmpq.model.quantized import average_bits
+from fedmpq.proto import federation_pb2 as pb
+
+MAX_GRAPH_BYTES = 16 << 20
+
+log = logging.getLogger("fedmpq.client")
+
+
+@dataclass(frozen=True)
+class Board:
+    """What this device brings to the federation."""
+
+    name: str
+    budget: float
+    data: BoardData
+    engine: Engine
+    engine_text: str
+    """For the operator's table, such as "native (avx2)"."""
+    threads: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the session behaves, whatever it trains."""
+
+    token: str = field(default="", repr=False)
+    """Empty: the board must have an identity already."""
+    retry: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
+    patience: Patience = field(default_factory=Patience)
+    exit_when_done: bool = False
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run, and this board's data as its model wants it."""
+
+    description: pb.RunDescription
+    data: BoardData
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The round at hand."""
+
+    key: RoundKey
+    task: asyncio.Task[None]
+
+
+class Session:
+    """A board's life with a server; `run` ends with an error, or with the run if the settings say so."""
+
+    def __init__(self, endpoint: Endpoint, state: StateFolder, board: Board, settings: Settings) -> None:
+        self._endpoint = endpoint
+        self._state = state
+        self._board = board
+        self._settings = settings
+        self._chunk_bytes = DEFAULT_CHUNK
+        self._runs: dict[str, _Run] = {}
+        self._job: _Job | None = None
+        self._sent: Pending | None = None
+        self._given_up: RoundKey | None = None
+        # A round that was called off holds the engine until its batch has ended.
+        self._engine_free = asyncio.Lock()
+
+    async def run(self) -> None:
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection = await self._enrolled()
+        listener = asyncio.create_task(self._connection.keep_listening(self._hear))
+        try:
+            await asyncio.wait({listener, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listener.cancel()
+            await asyncio.wait({listener})
+            await self._drop_job()
+            self._over.cancel()
+        if not listener.cancelled():
+            listener.result()
+        self._over.result()
+
+    async def _enrolled(self) -> Connection:
+        board, settings, state = self._board, self._settings, self._state
+        own = version("fedmpq")
+        request = pb.EnrollRequest(token=settings.token, name=board.name, budget=board.budget, version=own)
+        patience = settings.patience.chunk
+        identity = await enrol(self._endpoint, request, state.identity, settings.retry, patience)
+        samples = len(board.data.train)
+        hello = pb.ListenRequest(budget=board.budget, samples=samples, version=own, engine=board.engine_text)
+        return Connection(self._endpoint, identity, state.identity, hello, settings.retry, patience)
+
+    # Events
+
+    async def _hear(self, event: pb.Event) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "welcome":
+            self._welcome(event.welcome)
+        elif kind == "run":
+            self._describe(event.run)
+        elif kind == "assignment":
+            await self._assign(event.assignment)
+        elif kind == "cancelled":
+            await self._cancel(event.cancelled)
+        elif kind == "run_ended":
+            await self._end_run(event.run_ended)
+
+    def _welcome(self, welcome: pb.Welcome) -> None:
+        self._chunk_bytes = chunk_length(welcome.chunk_bytes)
+        log.info("connected to %s (fedmpq %s)", self._endpoint.address, welcome.server_version or "unknown")
+        if self._job is None and (waiting := self._state.mailbox.pending()) is not None:
+            log.info(
+                "round %d: its update was not delivered yet", waiting.key.round, extra=_facts(waiting.key)
+            )
+            self._start(waiting.key, self._deliver(waiting, resumed=True))
+
+    def _describe(self, run: pb.RunDescription) -> None:
+        known = self._runs.get(run.run_id)
+        if known is None or known.description != run:
+            log.info(
+                "run %s (%s): %d rounds, %d classes", run.run_id, run.name, run.rounds, len(run.class_names)
+            )
+            self._runs[run.run_id] = _Run(run, self._board.data.labelled(run.class_names))
+
+    async def _assign(self, assignment: pb.Assignment) -> None:
+        key = RoundKey(assignment.run_id, assignment.round, assignment.payload)
+        if key == self._given_up or (self._job is not None and self._job.key == key):
+            return
+        await self._drop_job()
+        self._start(key, self._take_part(key, assignment))
+
+    async def _cancel(self, cancelled: pb.Cancelled) -> None:
+        if self._job is not None and self._job.key[:2] == (cancelled.run_id, cancelled.round):
+            facts = _facts(self._job.key)
+            log.warning(
+                "round %d: goes on without this board: %s", cancelled.round, cancelled.reason, extra=facts
+            )
+            await self._drop_job()
+            self._state.mailbox.clear()
+
+    async def _end_run(self, ended: pb.RunEnded) -> None:
+        log.info("run %s: %s", ended.run_id, ended.state, extra={"run": ended.run_id, "state": ended.state})
+        if self._job is not None and self._job.key.run_id == ended.run_id:
+            await self._drop_job()
+            self._state.mailbox.clear()
+        self._runs.pop(ended.run_id, None)
+        if self._settings.exit_when_done and not self._over.done():
+            self._over.set_result(None)
+
+    # The round at hand
+
+    def _start(self, key: RoundKey, work: Coroutine[Any, Any, None]) -> None:
+        self._job = _Job(key, asyncio.create_task(self._guarded(key, work)))
+
+    async def _drop_job(self) -> None:
+        if self._job is not None:
+            job, self._job = self._job, None
+            job.task.cancel()
+            await asyncio.wait({job.task})
+
+    async def _guarded(self, key: RoundKey, work: Coroutine[Any, Any, None]) -> None:
+        """A round that cannot be done is told and left; what is wrong with the board ends the session."""
+        try:
+            await work
+        except (TrainingError, PlanError, WireError, GraphError, ProgramError) as error:
+            self._given_up = key
+            log.error("round %d: cannot be done here: %s", key.round, error, extra=_facts(key))
+        except grpc.aio.AioRpcError as error:
+            log.error("round %d: left, the server said: %s", key.round, said(error), extra=_facts(key))
+        except Exception as error:
+            if not self._over.done():
+                self._over.set_exception(error)
+        finally:
+            if self._job is not None and self._job.task is asyncio.current_task():
+                self._job = None
+
+    async def _take_part(self, key: RoundKey, assignment: pb.Assignment) -> None:
+        pending = self._state.mailbox.pending()
+        if pending is not None and pending.key == key:
+            await self._deliver(pending, resumed=True)
+            return
+        self._state.mailbox.clear()
+        if self._sent is not None and self._sent.key == key and await self._was_received(self._sent):
+            return
+        if key.run_id not in self._runs:
+            raise WireError(f"its run {key.run_id!r} was not described")
+        await self._deliver(await self._train(key, assignment), resumed=False)
+
+    async def _was_received(self, sent: Pending) -> bool:
+        """An assignment repeated while its update was on the way is no reason to train again."""
+        attempt = partial(received, pending=sent, patience=self._settings.patience)
+        status = await self._connection.persist("the question for the receipt", attempt)
+        return status.HasField("receipt")
+
+    async def _train(self, key: RoundKey, assignment: pb.Assignment) -> Pending:
+        run = self._runs[key.run_id]
+        graph = await self._graph(run.description)
+        self._check(graph, assignment, run.description)
+        data = await in_thread(partial(run.data.fitted, graph), threading.Event())
+        self._runs[key.run_id] = replace(run, data=data)
+        path = await self._payload(assignment.payload, assignment.payload_bytes, self._state.downloads)
+        order = _order(graph, assignment, path.read_bytes())
+        async with self._engine_free:
+            update = await self._compute(key, graph, order, data, assignment.evaluate)
+        pending = self._state.mailbox.put(key, update)
+        path.unlink(missing_ok=True)
+        return pending
+
+    async def _compute(
+        self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData, measure: bool
+    ) -> bytes:
+        stop, board, evaluation = threading.Event(), self._board, None
+        if measure:
+            measuring = partial(evaluate, graph, order, data.evaluation, board.threads, stop)
+            evaluation = await in_thread(measuring, stop)
+            _tell_evaluation(key, evaluation)
+        heard = partial(_tell_epoch, key, order.plan.epochs)
+        training = partial(make_update, board.engine, graph, key.run_id, order, data, evaluation, heard, stop)
+        return await in_thread(training, stop)
+
+    def _check(self, graph: Graph, assignment: pb.Assignment, run: pb.RunDescription) -> None:
+        """Refuses what can be known to be wrong before the download."""
+        bits, number = tuple(assignment.bit_widths), assignment.round
+        classes = graph.shapes[graph.output][0]
+        if classes != len(run.class_names):
+            raise WireError(f"the model has {classes} classes, the run names {len(run.class_names)}")
+        if len(bits) != len(graph.layers):
+            raise WireError(f"{len(bits)} bit-widths are dealt to the model's {len(graph.layers)} layers")
+        if assignment.payload_bytes > (most := model_bytes_bound(graph)):
+            raise WireError(f"its model is {assignment.payload_bytes} bytes long, at most {most} can be")
+        average, budget = average_bits(bits, graph.layer_sizes), self._board.budget
+        log.info(
+            "round %d of %d: %s at %.2f bits per weight, %d bytes",
+            *(number, run.rounds, graph.name, average, assignment.payload_bytes),
+            extra={"run": run.run_id, "round": number, "bits": round(average, 4)},
+        )
+        if average > budget:
+            log.warning("round %d: %.2f bits per weight exceed the budget of %g", number, average, budget)
+
+    async def _graph(self, run: pb.RunDescription) -> Graph:
+        if not 0 < run.graph_bytes <= MAX_GRAPH_BYTES:
+            raise GraphError(f"the graph is {run.graph_bytes} bytes long, at most {MAX_GRAPH_BYTES} can be")
+        path = await self._payload(run.graph_id, run.graph_bytes, self._state.graphs)
+        return Graph.from_bytes(path.read_bytes())
+
+    async def _payload(self, payload: bytes, size: int, folder: Path) -> Path:
+        """The file of that hash in `folder`, which then holds no other."""
+        path = folder / payload.hex()
+        for other in folder.iterdir():
+            if not other.name.startswith(path.name):
+                other.unlink()
+        if not have(path, payload):
+            patience = self._settings.patience
+            attempt = partial(download, payload=payload, size=size, path=path, patience=patience)
+            await self._connection.persist("the download", attempt)
+        return path
+
+    async def _deliver(self, pending: Pending, resumed: bool) -> None:
+        """Uploads until the receipt is there, or the server does not want the update."""
+        key, facts = pending.key, _facts(pending.key)
+        delivery = Delivery(pending, lambda: self._chunk_bytes, self._settings.patience, resumed)
+        try:
+            receipt = await self._connection.persist("the upload", delivery)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                self._given_up = key
+                log.error("round %d: the server rejected the update: %s", key.round, said(error), extra=facts)
+            else:
+                log.warning("round %d: the update came too late: %s", key.round, said(error), extra=facts)
+        else:
+            self._sent = pending
+            facts |= {"bytes": pending.size, "receipt": receipt.receipt_id}
+            log.info("round %d: update of %d bytes delivered", key.round, pending.size, extra=facts)
+        self._state.mailbox.clear()
+
+
+def _order(graph: Graph, assignment: pb.Assignment, payload: bytes) -> Assignment:
+    layers, side = decode_model(graph, payload)
+    plan = plan_from_message(assignment.plan)
+    return Assignment(assignment.seed, assignment.round, assignment.client, layers, side, plan)
+
+
+def _facts(key: RoundKey) -> dict[str, Any]:
+    return {"run": key.run_id, "round": key.round}
+
+
+def _tell_evaluation(key: RoundKey, evaluation: Evaluation) -> None:
+    log.info(
+        "round %d: the model as received gets %d of %d samples right",
+        *(key.round, evaluation.correct, evaluation.samples),
+        extra=_facts(key) | {"correct": evaluation.correct, "samples": evaluation.samples},
+    )
+
+
+def _tell_epoch(key: RoundKey, epochs: int, epoch: int, result: EpochResult) -> None:
+    log.info(
+        "round %d: epoch %d of %d: loss %.4f, accuracy %.1f %%",
+        *(key.round, epoch + 1, epochs, result.loss, 100 * result.accuracy),
+        extra=_facts(key) | {"epoch": epoch + 1, "loss": result.loss, "accuracy": result.accuracy},
+    )

@@ -1,0 +1,50 @@
+"""Where a board keeps what must survive a crash:
+
+identity.json   who the board is (identity.py)
+graphs/         the graph of the run, under its id
+downloads/      the model of the round, perhaps in part
+mailbox/        the update of the round, until the server's receipt (mailbox.py)
+lock            held by the client that uses the folder
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from fedmpq.edge_client.durable_files import OWNER_ONLY, private_folder
+from fedmpq.edge_client.identity import FILE_NAME
+from fedmpq.edge_client.mailbox import Mailbox
+
+
+class StateError(RuntimeError):
+    """A state folder that cannot be used."""
+
+
+class StateFolder:
+    """The folder and its parts; one process at a time may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = private_folder(folder)
+        self._lock = _locked(folder / "lock")
+        self.identity = folder / FILE_NAME
+        self.graphs = private_folder(folder / "graphs")
+        self.downloads = private_folder(folder / "downloads")
+        self.mailbox = Mailbox(folder / "mailbox")
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def _locked(path: Path) -> int:
+    """An open lock; the system lets go of it however the process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StateError(
+            f"another client uses the state folder {path.parent}; give this one its own --state DIR"
+        ) from None
+    return descriptor

@@ -1,0 +1,206 @@
+"""Payloads over the network: in chunks, resumed at the byte where they broke, checked by their hash.
+
+What breaks is an exception; the caller tries again, and every try goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+import grpc.aio
+
+from fedmpq.edge_client.backoff import Backoff
+from fedmpq.edge_client.channel import Federation
+from fedmpq.edge_client.mailbox import HASH_BLOCK, Pending, file_digest
+from fedmpq.proto import federation_pb2 as pb
+
+T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
+UploadCall = grpc.aio.StreamUnaryCall[pb.UploadRequest, pb.Receipt]
+
+DEFAULT_CHUNK = 64 << 10
+LARGEST_CHUNK = (1 << 20) - (1 << 10)
+"""With its framing a chunk must fit the server's messages of 1 MiB."""
+
+REFUSAL_SECONDS = 0.5
+"""A write that meets a refusal turns it into an internal error of gRPC (its issue 36066): after a broken
+upload the header goes ahead, and the data follow when it was not refused."""
+
+
+class TransferError(RuntimeError):
+    """A transfer that broke for a reason other than the connection; a new try may help."""
+
+
+class StalledError(TransferError):
+    """Nothing moved for too long: the connection looks open and is not."""
+
+
+class Patience(NamedTuple):
+    """Seconds to wait: for the next chunk to move, and for the server to check a whole update."""
+
+    chunk: float = 30.0
+    receipt: float = 300.0
+
+
+async def within(seconds: float, moving: Awaitable[T], what: str) -> T:
+    """What `moving` gives, if it does in time.
+
+    asyncio.wait_for would do, but before Python 3.12 it forgets a cancellation that comes with the result.
+    """
+    task = asyncio.ensure_future(moving)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        await ended(task)
+    if not done:
+        raise StalledError(f"{what} did not move for {seconds:g} s")
+    return task.result()
+
+
+async def ended(task: asyncio.Future[Any]) -> None:
+    """Cancels what still runs and waits for its end; whatever it ended with counts as seen."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+# Download
+
+
+async def download(
+    stub: Federation,
+    metadata: Metadata,
+    retry: Backoff,
+    payload: bytes,
+    size: int,
+    path: Path,
+    patience: Patience,
+) -> None:
+    """The payload of that hash and size into the file `path`; what has come so far is kept beside it."""
+    part = path.with_name(f"{path.name}.part")
+    digest, offset = _resume(part, size)
+    call = stub.Download(pb.DownloadRequest(payload=payload, offset=offset), metadata=metadata)
+    try:
+        with part.open("ab", buffering=0) as file:
+            # The end of the stream is an object of another type.
+            while isinstance(chunk := await within(patience.chunk, call.read(), "the download"), pb.Chunk):
+                offset += len(chunk.data)
+                if offset > size:
+                    break
+                file.write(chunk.data)
+                digest.update(chunk.data)
+                retry.reset()
+    finally:
+        call.cancel()
+    if offset < size:
+        raise TransferError(f"the download ended at byte {offset} of {size}")
+    if offset > size or digest.digest() != payload:
+        part.unlink()
+        what = f"more than {size} bytes came" if offset > size else "the hash is another"
+        raise TransferError(f"payload {payload.hex()[:12]} came damaged: {what}; it begins anew")
+    part.replace(path)
+
+
+def _resume(part: Path, size: int) -> tuple[hashlib._Hash, int]:
+    """The hash and the length of what came in earlier tries."""
+    digest, offset = hashlib.sha256(), 0
+    if not part.exists():
+        return digest, offset
+    if part.stat().st_size > size:
+        part.unlink()
+        return digest, offset
+    with part.open("rb") as file:
+        while block := file.read(HASH_BLOCK):
+            digest.update(block)
+            offset += len(block)
+    return digest, offset
+
+
+def have(path: Path, payload: bytes) -> bool:
+    """Whether the file is there and is that payload; another is removed."""
+    try:
+        if file_digest(path) == payload:
+            return True
+    except FileNotFoundError:
+        return False
+    path.unlink()
+    return False
+
+
+# Upload
+
+
+async def received(
+    stub: Federation, metadata: Metadata, retry: Backoff, pending: Pending, patience: Patience
+) -> pb.UploadStatus:
+    """How much of the update the server has."""
+    key = pending.key
+    request = pb.GetUploadRequest(run_id=key.run_id, round=key.round, payload=pending.payload)
+    return await within(patience.chunk, stub.GetUpload(request, metadata=metadata), "the question")
+
+
+class Delivery:
+    """An upload over several tries; from the second on the server is asked first how much it has."""
+
+    def __init__(
+        self, pending: Pending, chunk_bytes: Callable[[], int], patience: Patience, resumed: bool
+    ) -> None:
+        self._pending = pending
+        self._chunk_bytes = chunk_bytes
+        self._patience = patience
+        self._ask = resumed
+        self._offset = 0
+
+    async def __call__(self, stub: Federation, metadata: Metadata, retry: Backoff) -> pb.Receipt:
+        """The receipt: the server has the whole update and will not lose it."""
+        if self._ask:
+            status = await received(stub, metadata, retry, self._pending, self._patience)
+            if status.HasField("receipt"):
+                return status.receipt
+            if status.offset > self._offset:
+                retry.reset()
+            self._offset = min(status.offset, self._pending.size)
+        first, self._ask = not self._ask, True
+        call = stub.Upload(metadata=metadata)
+        answer = asyncio.ensure_future(call)
+        try:
+            # A server that answers before the end says why in its answer.
+            with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                await self._send(call, answer, REFUSAL_SECONDS if not first else 0.0)
+            receipt = await within(self._patience.receipt, answer, "the receipt")
+        finally:
+            await ended(answer)
+        if receipt.payload != self._pending.payload:
+            raise TransferError(f"the receipt is of {receipt.payload.hex()[:12]}, not of what was sent")
+        return receipt
+
+    async def _send(self, call: UploadCall, answer: asyncio.Future[pb.Receipt], pause: float) -> None:
+        """Header and data, until there is an answer; `pause` is for the server to refuse the header."""
+        key, seconds = self._pending.key, self._patience.chunk
+        header = pb.UploadHeader(
+            run_id=key.run_id,
+            round=key.round,
+            payload=self._pending.payload,
+            payload_bytes=self._pending.size,
+            offset=self._offset,
+        )
+        await within(seconds, call.write(pb.UploadRequest(header=header)), "the upload")
+        await asyncio.wait({answer}, timeout=pause)
+        with self._pending.path.open("rb") as file:
+            file.seek(self._offset)
+            while not answer.done() and (chunk := file.read(self._chunk_bytes())):
+                await within(seconds, call.write(pb.UploadRequest(data=chunk)), "the upload")
+        await within(seconds, call.done_writing(), "the upload")
+
+
+def chunk_length(wished: int) -> int:
+    """What a server's Welcome asks for, within what fits a message."""
+    return min(wished, LARGEST_CHUNK) if wished > 0 else DEFAULT_CHUNK

@@ -1,0 +1,259 @@
+"""The run at work, in memory: its graph, method and global model, and what a round does with them.
+
+All of it blocks, and all of it can be done again after a crash with the same result: it depends on stored
+facts only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import Update, pack_layers, rounded_side
+from fedmpq.model.exchange_wire import decode_update, encode_model, model_bytes_bound
+from fedmpq.model.graph import Graph
+from fedmpq.model.quantized import Side
+from fedmpq.server.blobs import Blobs, Outgoing
+from fedmpq.server.evaluation import by_budget, deployed_accuracies, reported_accuracies
+from fedmpq.server.hub import Announcement
+from fedmpq.server.method import QuantizedMethod, RoundQuantizer, select_clients
+from fedmpq.server.model_archive import pack_model, unpack_model
+from fedmpq.server.run_config import RunConfig, load_test_data, make_config
+from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.server.store import Joining, Member, NewSeat, Round, RoundCommit, Run, Seat, Store
+from fedmpq.server.validation import Expected, check_update
+
+MAX_STRIKES = 3
+"""A client whose updates were rejected so often is selected no more in this run."""
+MIN_SAMPLES = 2
+"""Local training needs a variance, and so two samples."""
+
+
+class ReplayError(RuntimeError):
+    """A stored round that this version cannot make again."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round about to open."""
+
+    target: int
+    bit_widths: tuple[int, ...]
+    """The run's, from which the deal starts."""
+    joining: tuple[Joining, ...]
+    seats: tuple[NewSeat, ...]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the clients of a round are sent. Uploads are checked against it in threads of their own, perhaps
+    while the next model is in the making."""
+
+    round: int
+    quantizer: RoundQuantizer
+    side: Side
+
+
+class ActiveRun:
+    """One run between its first round and its last."""
+
+    def __init__(self, run: Run, blobs: Blobs, members: Sequence[Member], outgoing: Outgoing) -> None:
+        self.run = run
+        self.config: RunConfig = make_config(run.config)
+        self.graph = Graph.from_bytes(blobs.read(run.graph))
+        self.method = QuantizedMethod(self.graph, self.config.recipe(), self.config.seed)
+        self._numbered = {member.client: member.client_id for member in members}
+        self.members = {member.client_id: member for member in members}
+        self.upload_limit = model_bytes_bound(self.graph) * 11 // 10
+        weights, side = unpack_model(self.graph, blobs.read(run.model))
+        records = tuple(member.record for member in members)
+        self.model = GlobalModel(run.round, weights, side, run.bit_widths or (), records)
+        self.sent = self._make_sent()
+        self._blobs = blobs
+        self._outgoing = outgoing
+        self._test: Dataset | None = None
+
+    @classmethod
+    def load(cls, store: Store, blobs: Blobs, outgoing: Outgoing, run: Run) -> ActiveRun:
+        return cls(run, blobs, store.members(run.run_id), outgoing)
+
+    @property
+    def next_round(self) -> int:
+        return self.model.round + 1
+
+    def client_id(self, client: int) -> str:
+        return self._numbered[client]
+
+    def _make_sent(self) -> Sent:
+        side = rounded_side(self.model.side, self.method.recipe.plan.side_bits)
+        return Sent(self.next_round, self.method.quantizer(self.model), side)
+
+    def may_train(self, client: Announcement) -> bool:
+        """Whether a connected client can be selected at all."""
+        member = self.members.get(client.client_id)
+        if member is not None and member.strikes >= MAX_STRIKES:
+            return False
+        return MIN_SAMPLES <= client.samples <= self.config.max_samples
+
+    # Opening
+
+    def plan_round(self, connected: Sequence[Announcement]) -> RoundPlan:
+        """Select among the connected clients and deal to them. Those new to the run get the next numbers."""
+        joining = self._number(connected)
+        target = self.config.target(len(connected))
+        records = self._records(connected, joining)
+        model = self.model
+        if not model.bit_widths:
+            model = self.method.start(model.weights, model.side, records)
+        count = self.config.selected(target, len(records))
+        chosen = select_clients(records, self.config.seed, self.next_round, count)
+        return RoundPlan(target, model.bit_widths, joining, self._deal(model, chosen))
+
+    def plan_refill(self, connected: Sequence[Announcement], count: int) -> RoundPlan:
+        """Up to `count` more clients for the open round."""
+        joining = self._number(connected)
+        records = self._records(connected, joining)
+        chosen = select_clients(records, self.config.seed, self.next_round, min(count, len(records)))
+        return RoundPlan(0, self.model.bit_widths, joining, self._deal(self.model, chosen))
+
+    def _number(self, connected: Sequence[Announcement]) -> tuple[Joining, ...]:
+        new = [client for client in connected if client.client_id not in self.members]
+        first = len(self.members)
+        return tuple(
+            Joining(first + n, client.client_id, client.budget, client.samples)
+            for n, client in enumerate(sorted(new, key=lambda client: client.name))
+        )
+
+    def _records(self, connected: Sequence[Announcement], joining: Sequence[Joining]) -> list[ClientRecord]:
+        """The connected clients as they are now, by number."""
+        numbers = {one.client_id: one.client for one in joining}
+        records = []
+        for client in connected:
+            member = self.members.get(client.client_id)
+            known = member.record if member else ClientRecord(numbers[client.client_id], 0, 0)
+            records.append(replace(known, budget=client.budget, samples=client.samples))
+        return sorted(records, key=lambda record: record.client)
+
+    def _deal(self, model: GlobalModel, chosen: Sequence[ClientRecord]) -> tuple[NewSeat, ...]:
+        seats: list[NewSeat] = []
+        made: dict[tuple[int, ...], tuple[bytes, int]] = {}
+        for record in chosen:
+            widths = self.method.deal(model, record)
+            if widths not in made:
+                data = self._payload(widths)
+                made[widths] = self._outgoing.put(data), len(data)
+            seats.append(NewSeat(record.client, record.budget, record.samples, widths, *made[widths]))
+        return tuple(seats)
+
+    def _payload(self, widths: tuple[int, ...]) -> bytes:
+        """What `QuantizedMethod.assign` sends, as bytes."""
+        return encode_model(self.graph, pack_layers(self.sent.quantizer.layers(widths)), self.sent.side)
+
+    def seated(self, plan: RoundPlan, members: Sequence[Member]) -> None:
+        """The store has taken the plan: what follows is made from these records."""
+        self._know(members)
+        records = tuple(member.record for member in members)
+        self.model = replace(self.model, bit_widths=plan.bit_widths, clients=records)
+
+    def merged(self, run: Run, model: GlobalModel, members: Sequence[Member]) -> None:
+        """The store has taken the merged round."""
+        self._know(members)
+        self.run = run
+        self.model = model
+        self.sent = self._make_sent()
+
+    def _know(self, members: Sequence[Member]) -> None:
+        self.members = {member.client_id: member for member in members}
+        self._numbered = {member.client: member.client_id for member in members}
+
+    def remake_payloads(self, seats: Sequence[Seat]) -> None:
+        """After a restart: whatever the round's clients may still want to download is there again."""
+        for name, widths in {seat.payload: seat.bit_widths for seat in seats}.items():
+            if self._outgoing.holds(name):
+                continue
+            if self._outgoing.put(self._payload(widths)) != name:
+                raise ReplayError(
+                    f"a payload of run {self.run.name!r}, round {self.next_round}, cannot be made again: "
+                    "another version of fedmpq opened this round; go on with that one, or abort the run"
+                )
+
+    # Updates
+
+    def check(self, sent: Sent, data: bytes, seat: Seat, max_samples: int) -> Update:
+        """The update a client gives for what it was sent, or Rejected."""
+        expected = Expected(
+            run_id=self.run.run_id,
+            round=sent.round,
+            client=seat.client,
+            layers=sent.quantizer.layers(seat.bit_widths),
+            side=sent.side,
+            max_samples=min(max_samples, self.config.max_samples),
+            max_norm=self.config.max_update_norm,
+        )
+        return check_update(self.graph, data, expected)
+
+    # Merging
+
+    def merge(self, closed: Round, now: float) -> tuple[GlobalModel, RoundCommit]:
+        """The next global model and the facts to commit; its blob is durable when this returns."""
+        started = time.monotonic()
+        updated = [seat for seat in closed.seats if seat.state == "updated"]
+        facts: list[Update] = []
+        merged = self.method.merge(self.model, self._updates(updated, facts))
+        last = merged.round >= self.config.rounds
+        accuracies, measured_by = self._measure(merged, facts, last)
+        bytes_up = {seat.client: seat.update_bytes or 0 for seat in updated}
+        bytes_down = {seat.client: seat.payload_bytes for seat in closed.seats}
+        seated = {seat.client for seat in closed.seats}
+        weights = [update.samples for update in facts]
+        metrics = {
+            "round": merged.round,
+            "deployed_accuracy": by_budget(accuracies, merged.clients),
+            "mean_deployed_accuracy": float(np.mean(list(accuracies.values()))) if accuracies else None,
+            "measured_by": measured_by if accuracies else "",
+            "loss": float(np.average([update.loss for update in facts], weights=weights)),
+            "seconds": max(0.0, now - closed.opened) + time.monotonic() - started,
+            "updates": len(updated),
+            "rejected": sum(seat.state == "rejected" for seat in closed.seats),
+            "cut": sum(seat.state == "cut" for seat in closed.seats),
+            "extended": closed.extended,
+            "bytes_up": sum(bytes_up.values()),
+            "bytes_down": sum(bytes_down.values()),
+            "bit_widths": list(merged.bit_widths),
+        }
+        return merged, RoundCommit(
+            round=merged.round,
+            last=last,
+            model=self._blobs.put(pack_model(merged.weights, merged.side)),
+            bit_widths=merged.bit_widths,
+            records=[record for record in merged.clients if record.client in seated],
+            accuracies=accuracies,
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            metrics=metrics,
+            keep_models=self.config.keep_models,
+        )
+
+    def _updates(self, seats: Sequence[Seat], facts: list[Update]) -> Iterator[Update]:
+        """One at a time, in the order of client numbers; `facts` keeps what is left without the tensors."""
+        for seat in seats:
+            assert seat.update is not None
+            _, update = decode_update(self.graph, self._blobs.read(seat.update))
+            facts.append(replace(update, layers={}, side={}))
+            yield update
+
+    def _measure(
+        self, merged: GlobalModel, facts: Sequence[Update], last: bool
+    ) -> tuple[dict[int, float], str]:
+        if self.config.test_data is None:
+            return reported_accuracies({update.client: update.evaluation for update in facts}), "clients"
+        if not last and merged.round % self.config.evaluate_every:
+            return {}, ""
+        if self._test is None:
+            self._test = load_test_data(self.config)
+        assert self._test is not None
+        return deployed_accuracies(self.method, merged, self._test), "server"

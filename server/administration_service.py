@@ -1,0 +1,111 @@
+"""The Administration service: what the operator's commands ask of the server, over its Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import grpc
+
+from fedmpq.proto import administration_pb2 as pb
+from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc
+from fedmpq.server.authentication import Context, refuse
+from fedmpq.server.federation_service import answering
+from fedmpq.server.rounds import Coordinator
+from fedmpq.server.run_config import ConfigError, RunConfig, parse_config
+from fedmpq.server.store import Run, StoreError, UnknownRun
+from fedmpq.server.stored_status import stored_run, stored_status
+
+STATUS_SECONDS = 0.25
+"""Between two messages of a watch."""
+Queue = Callable[[RunConfig], Awaitable[Run]]
+"""Puts a run at the end of the queue, or raises ConfigError."""
+
+
+class AdministrationService(administration_pb2_grpc.AdministrationServicer):
+    def __init__(self, coordinator: Coordinator, queue: Queue) -> None:
+        self._coordinator = coordinator
+        self._store = coordinator.store
+        self._queue = queue
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ends the watches."""
+        self._stopping.set()
+        self._coordinator.hub.changed.ring()
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ServerStatus:
+        async with answering(context):
+            return await self._status()
+
+    async def WatchStatus(
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> AsyncIterator[pb.ServerStatus]:
+        async with answering(context):
+            while not self._stopping.is_set():
+                seen = self._coordinator.hub.changed.count
+                yield await self._status()
+                await asyncio.sleep(STATUS_SECONDS)
+                await self._coordinator.hub.changed.wait(seen)
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+
+    async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunStatus:
+        async with answering(context):
+            try:
+                config = parse_config(request.config, Path(request.folder))
+                run = await self._queue(config)
+            except ConfigError as error:
+                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return await self._run_status(run)
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        async with answering(context):
+            runs = await asyncio.to_thread(self._store.list_runs)
+            return pb.ListRunsResponse(runs=[await self._run_status(run) for run in runs])
+
+    async def PauseRun(self, request: pb.RunRequest, context: Context) -> pb.RunStatus:
+        return await self._change(self._coordinator.pause, request, context)
+
+    async def ResumeRun(self, request: pb.RunRequest, context: Context) -> pb.RunStatus:
+        return await self._change(self._coordinator.resume, request, context)
+
+    async def AbortRun(self, request: pb.RunRequest, context: Context) -> pb.RunStatus:
+        return await self._change(self._coordinator.abort, request, context)
+
+    async def _change(
+        self, change: Callable[[str], Awaitable[Run]], request: pb.RunRequest, context: Context
+    ) -> pb.RunStatus:
+        async with answering(context):
+            try:
+                run = await change(request.run_id)
+            except UnknownRun as error:
+                await refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
+            except StoreError as error:
+                await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            return await self._run_status(run)
+
+    async def _run_status(self, run: Run) -> pb.RunStatus:
+        status = await asyncio.to_thread(stored_run, self._store, run)
+        self._add_reason(status)
+        return status
+
+    def _add_reason(self, status: pb.RunStatus) -> None:
+        active = self._coordinator.active
+        if active is not None and status.run_id == active.run.run_id and not status.reason:
+            status.reason = self._coordinator.waiting_for
+
+    async def _status(self) -> pb.ServerStatus:
+        """What the store knows, and who is connected and doing what."""
+        status = await asyncio.to_thread(stored_status, self._store)
+        status.server_version = version("fedmpq")
+        status.time.FromNanoseconds(time.time_ns())
+        self._add_reason(status.run)
+        doing = self._coordinator.open.doing if self._coordinator.open is not None else {}
+        for client in status.clients:
+            client.connected = self._coordinator.hub.get(client.client_id) is not None
+            if client.state == "selected":
+                client.state = doing.get(client.client, "selected")
+        return status

@@ -1,0 +1,77 @@
+"""Who calls: the identity in the call's metadata, and the certificate the connection was made with."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from fedmpq.server.store import Client, Store
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_BEARER = re.compile(r"Bearer ([0-9a-f]{32})\.([A-Za-z0-9_-]{43})", re.ASCII)
+_SECRET_BYTES = 32
+
+
+def make_secret() -> str:
+    """43 letters, digits, "-" and "_": 256 random bits."""
+    return secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def secret_hash(secret: str) -> bytes:
+    """What is kept of a secret; 256 random bits cannot be searched, so it needs no salt or work factor."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+async def refuse(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("abort raises")
+
+
+async def authenticate(context: Context, store: Store) -> Client:
+    """The client that calls; anyone else is refused before anything of the call is read."""
+    match = _BEARER.fullmatch(_header(context.invocation_metadata(), "authorization"))
+    if match is None:
+        await refuse(
+            context,
+            grpc.StatusCode.UNAUTHENTICATED,
+            "no identity: send the metadata authorization: Bearer CLIENT_ID.SECRET, or enrol first",
+        )
+    client = await asyncio.to_thread(store.client_by_id, match[1])
+    if client is None or not hmac.compare_digest(client.secret_hash, secret_hash(match[2])):
+        await refuse(
+            context,
+            grpc.StatusCode.UNAUTHENTICATED,
+            "no such identity, or it was revoked: enrol again with a valid token",
+        )
+    if client.certificate_name is not None and certificate_name(context) != client.certificate_name:
+        await refuse(
+            context,
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"client {client.name!r} enrolled with the certificate of {client.certificate_name!r}: use that",
+        )
+    if client.first_seen is None:
+        await asyncio.to_thread(store.mark_seen, client.client_id, time.time())
+    return client
+
+
+def certificate_name(context: Context) -> str | None:
+    """Common name of the client's certificate; None without mutual TLS."""
+    names: Mapping[str, Iterable[bytes]] = context.auth_context() or {}
+    common = next(iter(names.get("x509_common_name", ())), None)
+    return None if common is None else common.decode(errors="replace")
+
+
+def _header(metadata: Any, name: str) -> str:
+    for key, value in metadata or ():
+        if key == name and isinstance(value, str):
+            return value
+    return ""

@@ -1,0 +1,250 @@
+"""Payloads by their SHA-256: models, graphs and updates that stored facts refer to, and uploads on their way.
+
+A blob is there whole or not at all, and once `put` or `adopt` has returned it survives a power cut. Nothing
+is ever written over: the same bytes have the same name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import secrets
+import threading
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedmpq.model.exchange_wire import digest
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_PIECE = 1 << 20
+
+
+class BlobError(ValueError):
+    """A place for blobs that cannot be used, or a blob that is not there or damaged."""
+
+
+class Blobs(Protocol):
+    """Bytes by their SHA-256. `lock` is held by who puts a blob until the fact that refers to it is stored,
+    and by who deletes: two equal models of two runs are one blob."""
+
+    lock: threading.Lock
+
+    def put(self, data: bytes) -> bytes: ...
+    def adopt(self, file: Path, name: bytes) -> None: ...
+    def read(self, name: bytes) -> bytes: ...
+    def delete(self, name: bytes) -> None: ...
+    def names(self) -> Iterator[bytes]: ...
+
+
+def open_blobs(location: str) -> Blobs:
+    """A folder, or any URL that fsspec knows, such as s3://bucket/folder."""
+    if "://" not in location:
+        return FolderBlobs(Path(location))
+    if location.startswith("file://"):
+        return FolderBlobs(Path(location.removeprefix("file://")))
+    return RemoteBlobs(location)
+
+
+def sweep(blobs: Blobs, in_use: Collection[bytes]) -> int:
+    """Delete what nothing refers to; how many there were. The caller holds the lock, or is alone."""
+    gone = [name for name in blobs.names() if name not in in_use]
+    for name in gone:
+        blobs.delete(name)
+    return len(gone)
+
+
+class FolderBlobs:
+    """Files named by their hash in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lock = threading.Lock()
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for partial in folder.glob(".*.partial"):
+            partial.unlink()
+
+    def path(self, name: bytes) -> Path:
+        return self._folder / name.hex()
+
+    def put(self, data: bytes) -> bytes:
+        name = digest(data)
+        if not self.path(name).exists():
+            partial = self._folder / f".{secrets.token_hex(8)}.partial"
+            partial.write_bytes(data)
+            self.adopt(partial, name)
+        return name
+
+    def adopt(self, file: Path, name: bytes) -> None:
+        """Take a file of the same file system that holds the bytes of `name`; it is moved."""
+        flush(file)
+        file.replace(self.path(name))
+        flush(self._folder)
+
+    def read(self, name: bytes) -> bytes:
+        try:
+            data = self.path(name).read_bytes()
+        except FileNotFoundError:
+            raise BlobError(f"blob {name.hex()} is missing from {self._folder}; bring it back") from None
+        return _checked(name, data)
+
+    def delete(self, name: bytes) -> None:
+        self.path(name).unlink(missing_ok=True)
+
+    def names(self) -> Iterator[bytes]:
+        for path in self._folder.iterdir():
+            if _NAME.fullmatch(path.name):
+                yield bytes.fromhex(path.name)
+
+
+class RemoteBlobs:
+    """Objects named by their hash under an fsspec URL; what is behind it writes an object whole or not."""
+
+    def __init__(self, url: str) -> None:
+        self.lock = threading.Lock()
+        try:
+            fsspec = importlib.import_module("fsspec")
+        except ImportError:
+            raise BlobError(f'{url} needs fsspec; install it: pip install "fedmpq[server]"') from None
+        try:
+            filesystem, self._root = fsspec.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise BlobError(f"{url} cannot be opened: {error}") from None
+        self._files: Any = filesystem
+        self._files.makedirs(self._root, exist_ok=True)
+
+    def _path(self, name: bytes) -> str:
+        return f"{self._root.rstrip('/')}/{name.hex()}"
+
+    def put(self, data: bytes) -> bytes:
+        name = digest(data)
+        if not self._files.exists(self._path(name)):
+            self._files.pipe_file(self._path(name), data)
+        return name
+
+    def adopt(self, file: Path, name: bytes) -> None:
+        self._files.put_file(str(file), self._path(name))
+        file.unlink()
+
+    def read(self, name: bytes) -> bytes:
+        try:
+            data: bytes = self._files.cat_file(self._path(name))
+        except FileNotFoundError:
+            raise BlobError(f"blob {name.hex()} is missing from {self._root}; bring it back") from None
+        return _checked(name, data)
+
+    def delete(self, name: bytes) -> None:
+        if self._files.exists(self._path(name)):
+            self._files.rm_file(self._path(name))
+
+    def names(self) -> Iterator[bytes]:
+        self._files.invalidate_cache()
+        for path in self._files.ls(self._root, detail=False):
+            if _NAME.fullmatch(name := path.rpartition("/")[2]):
+                yield bytes.fromhex(name)
+
+
+class Uploads:
+    """Updates on their way in: one file for each client, as long as what has arrived of it.
+
+    These files are not flushed to disk. What a power cut does to one shows in its hash; it is sent again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, client_id: str, name: bytes) -> Path:
+        return self._folder / f"{client_id}.{name.hex()}"
+
+    def stored(self, client_id: str, name: bytes) -> int:
+        """Bytes that have arrived."""
+        try:
+            return self.path(client_id, name).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def begin(self, client_id: str, name: bytes, offset: int) -> None:
+        """Forget every other upload of the client, and what is stored of this one beyond `offset`."""
+        for other in self._folder.glob(f"{client_id}.*"):
+            if other != self.path(client_id, name):
+                other.unlink(missing_ok=True)
+        self.path(client_id, name).touch(mode=0o600)
+        os.truncate(self.path(client_id, name), offset)
+
+    def write(self, client_id: str, name: bytes, offset: int, data: bytes) -> None:
+        """Where they belong, not at the end: a write of a call that broke may come late, beside the next."""
+        descriptor = os.open(self.path(client_id, name), os.O_WRONLY)
+        try:
+            while data:
+                written = os.pwrite(descriptor, data, offset)
+                data, offset = data[written:], offset + written
+        finally:
+            os.close(descriptor)
+
+    def drop(self, client_id: str, name: bytes) -> None:
+        self.path(client_id, name).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        for path in self._folder.iterdir():
+            path.unlink(missing_ok=True)
+
+
+class Outgoing:
+    """Assignment payloads of the open round as files, encoded once for all clients that are dealt the same.
+
+    They can be made again from the global model, so they are not flushed to disk; `holds` says if one is
+    whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, name: bytes) -> Path:
+        return self._folder / name.hex()
+
+    def put(self, data: bytes) -> bytes:
+        name = digest(data)
+        partial = self._folder / f".{name.hex()}.partial"
+        partial.write_bytes(data)
+        partial.replace(self.path(name))
+        return name
+
+    def holds(self, name: bytes) -> bool:
+        try:
+            return file_digest(self.path(name)) == name
+        except FileNotFoundError:
+            return False
+
+    def keep_only(self, names: Collection[bytes]) -> None:
+        kept = {name.hex() for name in names}
+        for path in self._folder.iterdir():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of a file's bytes, read in pieces."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            total.update(piece)
+    return total.digest()
+
+
+def flush(path: Path) -> None:
+    """Everything written to this file or folder is on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checked(name: bytes, data: bytes) -> bytes:
+    if digest(data) != name:
+        raise BlobError(f"blob {name.hex()} is damaged: its bytes have another hash; bring back a good copy")
+    return data

@@ -1,0 +1,268 @@
+"""The tables, and how to open the database that holds them: a SQLite file, or PostgreSQL by URL.
+
+Times are seconds since 1970, hashes 32 bytes, bit-width vectors one byte for each layer. Payloads are not
+here but in `blobs`, under the hashes named here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    create_engine,
+    event,
+    inspect,
+    text,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+SCHEMA_REVISION = "0001"
+"""The newest migration; a database at it needs no look at the others."""
+BUSY_SECONDS = 30.0
+
+metadata = MetaData()
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("token_id", String(12), primary_key=True),
+    Column("token_hash", LargeBinary, nullable=False, unique=True),
+    # The only client that may enrol with it; NULL: any.
+    Column("client_name", String(64)),
+    # NULL: any number.
+    Column("uses_left", Integer),
+    # NULL: never.
+    Column("expires", Double),
+    Column("revoked", Double),
+    Column("created", Double, nullable=False),
+    CheckConstraint("uses_left >= 0", name="token_uses"),
+)
+
+clients = Table(
+    "clients",
+    metadata,
+    Column("client_id", String(32), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("token_id", String(12), ForeignKey("tokens.token_id"), nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    # Common name of the certificate it enrolled with; NULL: it showed none.
+    Column("certificate_name", Text),
+    Column("budget", Double, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("engine", Text, nullable=False),
+    Column("created", Double, nullable=False),
+    # NULL until its first call: the answer to its enrolment may have been lost.
+    Column("first_seen", Double),
+    Column("revoked", Double),
+)
+# A revoked client's name is free again.
+Index(
+    "client_name",
+    clients.c.name,
+    unique=True,
+    sqlite_where=clients.c.revoked.is_(None),
+    postgresql_where=clients.c.revoked.is_(None),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    # In the order they were queued, which is the order they run in.
+    Column("sequence", Integer, primary_key=True),
+    Column("run_id", String(32), nullable=False, unique=True),
+    Column("name", String(128), nullable=False, unique=True),
+    # Every setting, as JSON.
+    Column("config", Text, nullable=False),
+    Column("class_names", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("graph", LargeBinary, nullable=False),
+    Column("model", LargeBinary, nullable=False),
+    # Averaged bit-widths; NULL before the run has clients.
+    Column("bit_widths", LargeBinary),
+    # The last one merged.
+    Column("round", Integer, nullable=False),
+    Column("bytes_up", BigInteger, nullable=False),
+    Column("bytes_down", BigInteger, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("ended", Double),
+)
+
+members = Table(
+    "members",
+    metadata,
+    Column("run_id", String(32), ForeignKey("runs.run_id"), primary_key=True),
+    # Its number in the run.
+    Column("client", Integer, primary_key=True, autoincrement=False),
+    Column("client_id", String(32), ForeignKey("clients.client_id"), nullable=False),
+    # As it was when last dealt to.
+    Column("budget", Double, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+    Column("dealt", LargeBinary),
+    Column("returned", LargeBinary),
+    # Rejected updates.
+    Column("strikes", Integer, nullable=False),
+    Column("accuracy", Double),
+    Column("bytes_up", BigInteger, nullable=False),
+    Column("bytes_down", BigInteger, nullable=False),
+    UniqueConstraint("run_id", "client_id", name="member_once"),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("run_id", String(32), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("state", String(16), nullable=False),
+    # Clients a whole round has; the quorum is a share of it.
+    Column("target", Integer, nullable=False),
+    Column("opened", Double, nullable=False),
+    # NULL: none.
+    Column("deadline", Double),
+    # How often the deadline passed without a quorum.
+    Column("extended", Integer, nullable=False),
+    # What was measured, as JSON; NULL until it is merged.
+    Column("metrics", Text),
+    # The global model this round made; NULL until then, and again when it was swept.
+    Column("model", LargeBinary),
+)
+# One open round to a run, whatever a bug in the server may try.
+Index(
+    "round_open",
+    rounds.c.run_id,
+    unique=True,
+    sqlite_where=rounds.c.state == "open",
+    postgresql_where=rounds.c.state == "open",
+)
+
+seats = Table(
+    "seats",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("client", Integer, primary_key=True, autoincrement=False),
+    # selected, updated, rejected or cut.
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    # What it was sent.
+    Column("bit_widths", LargeBinary, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("payload_bytes", BigInteger, nullable=False),
+    # What it gave back; NULL until it has.
+    Column("update", LargeBinary),
+    Column("update_bytes", BigInteger),
+    Column("receipt_id", String(32)),
+    ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"]),
+    ForeignKeyConstraint(["run_id", "client"], ["members.run_id", "members.client"]),
+)
+
+
+class DatabaseError(ValueError):
+    """A database that cannot be used."""
+
+
+def sqlite_url(path: Path) -> str:
+    return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+
+
+def open_database(url: str) -> Engine:
+    """Connect, and bring the tables to this version."""
+    engine = _make_engine(url)
+    try:
+        migrate(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def migrate(engine: Engine) -> None:
+    """Run the migrations that are missing; Alembic is loaded only if there are any, for a quick restart."""
+    with engine.connect() as connection:
+        current = _revision(connection)
+    if current == SCHEMA_REVISION:
+        return
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", "fedmpq.server:migrations")
+    with writing(engine) as connection:
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise DatabaseError(
+                f"the database is at revision {current}, which this version does not know ({error}); "
+                "install the version that made it, or a newer one"
+            ) from None
+
+
+def writing(engine: Engine) -> Any:
+    """A transaction that may write: `with writing(engine) as connection`."""
+    return engine.execution_options(fedmpq_write=True).begin()
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    revision: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return revision
+
+
+def _make_engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise DatabaseError(
+            f"{url!r} is no database URL; write postgresql://USER@HOST/NAME or sqlite:///PATH"
+        ) from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    try:
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite_engine(parsed)
+        return create_engine(parsed, pool_pre_ping=True)
+    except NoSuchModuleError:
+        raise DatabaseError(
+            f"no driver for {parsed.drivername!r}; use a SQLite file or a postgresql:// URL"
+        ) from None
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        # Transactions begin below, and not where the driver thinks one is needed.
+        connection.isolation_level = None
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later could not be repeated; it takes the lock at once.
+        writes = connection.get_execution_options().get("fedmpq_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine

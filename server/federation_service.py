@@ -1,0 +1,379 @@
+"""The Federation service: what boards call. Each method checks who calls and what it says, then has the
+coordinator act on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from sqlalchemy.exc import DBAPIError
+
+from fedmpq.model.exchange_wire import DIGEST_BYTES
+from fedmpq.model.grid import MAX_BITS
+from fedmpq.proto import federation_pb2 as pb
+from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
+from fedmpq.server.active_run import MIN_SAMPLES
+from fedmpq.server.authentication import (
+    Context,
+    authenticate,
+    certificate_name,
+    make_secret,
+    refuse,
+    secret_hash,
+)
+from fedmpq.server.blobs import Uploads
+from fedmpq.server.hub import Announcement, Closing, HubFull
+from fedmpq.server.rounds import Coordinator, DamagedUpload
+from fedmpq.server.store import ENDED, Client, NameTaken, Seat, TokenRefused, UpdateRefused
+from fedmpq.server.tokens import looks_like_token, token_digest
+from fedmpq.server.turnstile import Turnstile
+from fedmpq.server.validation import Rejected
+
+CHUNK_BYTES = 64 << 10
+MAX_DOWNLOADS = 4
+"""By one client at a time: some may be left over from connections that broke unnoticed."""
+TRANSFERS_AT_ONCE = 8
+TURN_SECONDS = 10.0
+MAX_SAMPLES = 1 << 40
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_MAX_WORDS = 100
+_CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
+    "replaced": (grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer stream of this client took its place"),
+    "revoked": (grpc.StatusCode.UNAUTHENTICATED, "this client was revoked: enrol again with a valid token"),
+    "unread": (grpc.StatusCode.RESOURCE_EXHAUSTED, "this client does not read its events"),
+    "gone": (grpc.StatusCode.CANCELLED, "the client went away"),
+    "stopping": (grpc.StatusCode.UNAVAILABLE, "the server is stopping: retry with back-off"),
+}
+log = logging.getLogger("fedmpq.server")
+
+
+@asynccontextmanager
+async def answering(context: Context) -> AsyncIterator[None]:
+    """Errors as status codes; those nobody foresaw are logged here and not explained to the caller."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except (OSError, DBAPIError) as error:
+        log.error("the store failed", extra={"facts": {"error": str(error)}})
+        await refuse(
+            context, grpc.StatusCode.UNAVAILABLE, "the server cannot store anything now: retry later"
+        )
+    except Exception:
+        log.exception("a call failed")
+        await refuse(context, grpc.StatusCode.INTERNAL, "the server failed; its log says why")
+
+
+@dataclass
+class Receiving:
+    """An upload under way; a newer one of the same client takes its place."""
+
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FederationService(federation_pb2_grpc.FederationServicer):
+    def __init__(self, coordinator: Coordinator, uploads: Uploads) -> None:
+        self._coordinator = coordinator
+        self._store = coordinator.store
+        self._uploads = uploads
+        self._receiving: dict[str, Receiving] = {}
+        self._downloads: Counter[str] = Counter()
+        self._sending = Turnstile(TRANSFERS_AT_ONCE, TURN_SECONDS)
+        self._taking = Turnstile(TRANSFERS_AT_ONCE, TURN_SECONDS)
+        self._welcome = pb.Event(
+            welcome=pb.Welcome(server_version=version("fedmpq"), chunk_bytes=CHUNK_BYTES)
+        )
+
+    # Enroll
+
+    async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollResponse:
+        async with answering(context):
+            if not _NAME.fullmatch(request.name):
+                await _invalid(context, "a client's name has letters, digits and '_.-', at most 64")
+            await _check_budget(context, request.budget)
+            if not looks_like_token(request.token):
+                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, "that is no enrolment token")
+            secret = make_secret()
+            try:
+                client_id = await asyncio.to_thread(
+                    self._store.enrol,
+                    token_digest(request.token),
+                    request.name,
+                    request.budget,
+                    _words(request.version),
+                    secret_hash(secret),
+                    certificate_name(context),
+                    time.time(),
+                )
+            except TokenRefused as error:
+                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+            except NameTaken as error:
+                await refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
+            return pb.EnrollResponse(client_id=client_id, secret=secret)
+
+    # Listen
+
+    async def Listen(self, request: pb.ListenRequest, context: Context) -> AsyncIterator[pb.Event]:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            announcement = await self._announced(client, request, context)
+            try:
+                connection = self._coordinator.hub.connect(announcement)
+            except HubFull as error:
+                await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: retry later")
+            try:
+                connection.send(self._welcome)
+                self._coordinator.greet(connection)
+                while (event := await connection.next()) is not None:
+                    yield event
+            finally:
+                self._coordinator.hub.disconnect(connection)
+            assert connection.closed is not None
+            await refuse(context, *_CLOSINGS[connection.closed])
+
+    async def _announced(self, client: Client, request: pb.ListenRequest, context: Context) -> Announcement:
+        await _check_budget(context, request.budget)
+        if not MIN_SAMPLES <= request.samples <= MAX_SAMPLES:
+            await _invalid(
+                context, f"a client trains on {MIN_SAMPLES} samples or more, not on {request.samples}"
+            )
+        said = (request.budget, request.samples, _words(request.version), _words(request.engine))
+        await asyncio.to_thread(self._store.describe_client, client.client_id, *said, time.time())
+        return Announcement(client.client_id, client.name, *said)
+
+    # Download
+
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            if len(request.payload) != DIGEST_BYTES:
+                await _invalid(context, f"a payload is named by {DIGEST_BYTES} bytes")
+            if self._downloads[client.client_id] >= MAX_DOWNLOADS:
+                await refuse(
+                    context,
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{MAX_DOWNLOADS} downloads of this client are open, the most it may have: retry later",
+                )
+            self._downloads[client.client_id] += 1
+            try:
+                async with self._sending.passing():
+                    async for chunk in self._payload(request, context):
+                        yield chunk
+                self._coordinator.note(client.client_id, "training")
+            finally:
+                self._downloads[client.client_id] -= 1
+                self._downloads += Counter()
+
+    async def _payload(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        active = self._coordinator.active
+        if active is not None and request.payload == active.run.graph:
+            graph = active.graph.to_bytes()
+            await _check_offset(context, request.offset, len(graph))
+            for start in range(request.offset, len(graph), CHUNK_BYTES):
+                yield pb.Chunk(data=graph[start : start + CHUNK_BYTES])
+            return
+        path = self._coordinator.outgoing.path(request.payload)
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except FileNotFoundError:
+            await refuse(
+                context, grpc.StatusCode.NOT_FOUND, "no such payload: the round it belongs to may be over"
+            )
+        with file:
+            size = await asyncio.to_thread(file.seek, 0, 2)
+            await _check_offset(context, request.offset, size)
+            await asyncio.to_thread(file.seek, request.offset)
+            while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield pb.Chunk(data=data)
+
+    # Upload
+
+    async def GetUpload(self, request: pb.GetUploadRequest, context: Context) -> pb.UploadStatus:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            if len(request.payload) != DIGEST_BYTES:
+                await _invalid(context, f"a payload is named by {DIGEST_BYTES} bytes")
+            receipt = await self._receipt(client, request.run_id, request.round, request.payload, context)
+            if receipt is not None:
+                return pb.UploadStatus(receipt=receipt)
+            stored = await asyncio.to_thread(self._uploads.stored, client.client_id, request.payload)
+            return pb.UploadStatus(offset=stored)
+
+    async def _receipt(
+        self, client: Client, run_id: str, number: int, payload: bytes, context: Context
+    ) -> pb.Receipt | None:
+        """The receipt of an update the server has; None if the client may send it; else it is refused."""
+        seat: Seat | None = None
+        if len(run_id) <= _MAX_WORDS and "\0" not in run_id and 1 <= number < 1 << 31:
+            seat = await asyncio.to_thread(self._store.seat_of, run_id, number, client.client_id)
+        if seat is not None and seat.state == "updated" and seat.update == payload:
+            return pb.Receipt(run_id=run_id, round=number, payload=payload, receipt_id=seat.receipt_id or "")
+        if seat is not None and seat.state == "rejected":
+            await _invalid(context, f"this client's update was rejected: {seat.reason}")
+        if seat is None or seat.state != "selected":
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, _not_selected(seat, number))
+        if self._coordinator.place(client.client_id, run_id, number) is None:
+            run = await asyncio.to_thread(self._store.run, run_id)
+            if run.state in ENDED:
+                await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"the run is {run.state}")
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the run is being read from the store: retry")
+        return None
+
+    async def Upload(self, _: object, context: Context) -> pb.Receipt:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            mine = Receiving()
+            await self._take_place(client.client_id, mine)
+            try:
+                return await self._upload(client, mine, context)
+            finally:
+                mine.over.set()
+                if self._receiving.get(client.client_id) is mine:
+                    del self._receiving[client.client_id]
+
+    async def _take_place(self, client_id: str, mine: Receiving) -> None:
+        """An older upload of the client ends; one that is being checked does so with its receipt."""
+        older = self._receiving.get(client_id)
+        self._receiving[client_id] = mine
+        if older is not None:
+            older.replaced.set()
+            await older.over.wait()
+
+    async def _upload(self, client: Client, mine: Receiving, context: Context) -> pb.Receipt:
+        first = await self._read(mine, context)
+        if first is None or first.WhichOneof("part") != "header":
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "an upload begins with its header")
+        header = first.header
+        await self._check_header(header, context)
+        receipt = await self._receipt(client, header.run_id, header.round, header.payload, context)
+        if receipt is not None:
+            return receipt
+        await self._check_size(header, context)
+        await self._begin(client.client_id, header, context)
+        self._coordinator.note(client.client_id, "uploading")
+        async with self._taking.passing():
+            await self._receive(client.client_id, header, mine, context)
+        return await self._accept(client.client_id, header, context)
+
+    async def _check_header(self, header: pb.UploadHeader, context: Context) -> None:
+        if len(header.payload) != DIGEST_BYTES:
+            await _invalid(context, f"a payload is named by {DIGEST_BYTES} bytes")
+        if header.payload_bytes < 1:
+            await _invalid(context, "an update has at least one byte")
+        if header.offset > header.payload_bytes:
+            await refuse(context, grpc.StatusCode.OUT_OF_RANGE, "the offset is beyond the update's end")
+
+    async def _check_size(self, header: pb.UploadHeader, context: Context) -> None:
+        active = self._coordinator.active
+        limit = active.upload_limit if active is not None else 0
+        if header.payload_bytes > limit:
+            await _invalid(
+                context, f"an update of {header.payload_bytes} bytes; the model's has at most {limit}"
+            )
+
+    async def _begin(self, client_id: str, header: pb.UploadHeader, context: Context) -> None:
+        stored = await asyncio.to_thread(self._uploads.stored, client_id, header.payload)
+        if header.offset > stored:
+            await refuse(
+                context,
+                grpc.StatusCode.OUT_OF_RANGE,
+                f"offset {header.offset} is beyond the {stored} bytes stored: ask GetUpload",
+            )
+        await asyncio.to_thread(self._uploads.begin, client_id, header.payload, header.offset)
+
+    async def _receive(
+        self, client_id: str, header: pb.UploadHeader, mine: Receiving, context: Context
+    ) -> None:
+        """The bytes from the offset to the end, into the client's file."""
+        at = header.offset
+        while (request := await self._read(mine, context)) is not None:
+            if request.WhichOneof("part") != "data":
+                await _invalid(context, "after its header an upload has nothing but data")
+            if at + len(request.data) > header.payload_bytes:
+                await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+                await _invalid(context, f"more than the {header.payload_bytes} bytes that were announced")
+            await asyncio.to_thread(self._uploads.write, client_id, header.payload, at, request.data)
+            at += len(request.data)
+        if at < header.payload_bytes:
+            await _invalid(context, f"the upload ended at byte {at} of {header.payload_bytes}")
+
+    async def _read(self, mine: Receiving, context: Context) -> pb.UploadRequest | None:
+        """The next message; None at the end. Being replaced ends the call, read or not."""
+        reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
+        replaced = asyncio.ensure_future(mine.replaced.wait())
+        try:
+            await asyncio.wait({reading, replaced}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            replaced.cancel()
+            if not reading.done():
+                reading.cancel()
+        if mine.replaced.is_set():
+            await refuse(
+                context, grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer upload of this client took its place"
+            )
+        request = reading.result()
+        return request if isinstance(request, pb.UploadRequest) else None
+
+    async def _accept(self, client_id: str, header: pb.UploadHeader, context: Context) -> pb.Receipt:
+        path: Path = self._uploads.path(client_id, header.payload)
+        address = client_id, header.run_id, header.round
+        try:
+            receipt_id = await self._coordinator.accept(*address, header.payload, path)
+        except UpdateRefused as error:
+            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Rejected as error:
+            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            await _invalid(context, f"the update was rejected: {error}")
+        except DamagedUpload as error:
+            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            if header.offset > 0:
+                # What was stored of it before a power cut may be at fault, and not its sender.
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, f"{error}: send it again from the start")
+            await self._coordinator.reject(*address, str(error))
+            await _invalid(context, f"the update was rejected: {error}")
+        return pb.Receipt(
+            run_id=header.run_id, round=header.round, payload=header.payload, receipt_id=receipt_id
+        )
+
+
+async def _invalid(context: Context, message: str) -> NoReturn:
+    await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+async def _check_budget(context: Context, budget: float) -> None:
+    if not (math.isfinite(budget) and 1 <= budget <= MAX_BITS):
+        await _invalid(context, f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
+
+
+async def _check_offset(context: Context, offset: int, size: int) -> None:
+    if offset > size:
+        await refuse(
+            context, grpc.StatusCode.OUT_OF_RANGE, f"offset {offset} is beyond the payload's {size} bytes"
+        )
+
+
+def _not_selected(seat: Seat | None, number: int) -> str:
+    if seat is None:
+        return f"this client is not in round {number}"
+    if seat.state == "updated":
+        return f"round {number} has another update of this client"
+    return f"round {number} went on without this client: {seat.reason}"
+
+
+def _words(text: str) -> str:
+    """For the operator's table: printable, and not too long."""
+    return "".join(c for c in text[:_MAX_WORDS] if c.isprintable() and c.isascii())

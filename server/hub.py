@@ -1,0 +1,154 @@
+"""Who is connected now, and the way to each one's event stream. Lives in the event loop alone.
+
+Nothing here is durable. Whatever a client must know is sent again on its next stream, so a lost event costs
+nothing but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from fedmpq.proto import federation_pb2
+
+MAX_WAITING_EVENTS = 64
+Closing = Literal["replaced", "revoked", "unread", "gone", "stopping"]
+"""Why a stream ends: a newer one took its place, the client was revoked, does not read its events or went
+away, or the server stops."""
+
+
+class HubFull(RuntimeError):
+    """As many clients are connected as the server takes."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a client says of itself when it opens its stream."""
+
+    client_id: str
+    name: str
+    budget: float
+    samples: int
+    version: str
+    engine: str
+
+
+class Bell:
+    """Wakes all who wait for a change: each compares the count with the last it saw, so none is missed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        self.count += 1
+        self._rung.set()
+        self._rung = asyncio.Event()
+
+    async def wait(self, seen: int, seconds: float | None = None) -> None:
+        """Until it has rung since the count was `seen`, or so many seconds have passed."""
+        if self.count != seen:
+            return
+        try:
+            await asyncio.wait_for(self._rung.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            return
+
+
+class Connection:
+    """One client's open stream: events go in here and come out in the Listen call."""
+
+    def __init__(self, client: Announcement) -> None:
+        self.client = client
+        self.described: str | None = None
+        """The run this stream has described to the client."""
+        self._events: deque[federation_pb2.Event] = deque()
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.closed: Closing | None = None
+        """Why the stream ends; None while it is open."""
+
+    def send(self, event: federation_pb2.Event) -> None:
+        if len(self._events) >= MAX_WAITING_EVENTS:
+            self.close("unread")
+            return
+        self._events.append(event)
+        self._idle.clear()
+        self._ready.set()
+
+    def close(self, reason: Closing) -> None:
+        """Ends the stream once what was sent before is out."""
+        if self.closed is None:
+            self.closed = reason
+            self._ready.set()
+
+    async def next(self) -> federation_pb2.Event | None:
+        """The next event; None when the stream is to end. Asking for it says that the last is on its way."""
+        while not self._events:
+            self._idle.set()
+            if self.closed is not None:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        return self._events.popleft()
+
+    async def drained(self) -> None:
+        await self._idle.wait()
+
+
+class Hub:
+    """The connections by client; a client has one, the newest."""
+
+    def __init__(self, max_clients: int) -> None:
+        self._max_clients = max_clients
+        self._connections: dict[str, Connection] = {}
+        self.changed = Bell()
+
+    def connect(self, client: Announcement) -> Connection:
+        """A stream for the client; an older one of the same client ends."""
+        old = self._connections.get(client.client_id)
+        if old is None and len(self._connections) >= self._max_clients:
+            raise HubFull(f"{self._max_clients} clients are connected, the most this server takes")
+        if old is not None:
+            old.close("replaced")
+        connection = self._connections[client.client_id] = Connection(client)
+        self.changed.ring()
+        return connection
+
+    def disconnect(self, connection: Connection) -> None:
+        """The stream is over; one that took its place stays."""
+        client_id = connection.client.client_id
+        connection.close("gone")
+        if self._connections.get(client_id) is connection:
+            del self._connections[client_id]
+            self.changed.ring()
+
+    def get(self, client_id: str) -> Connection | None:
+        return self._connections.get(client_id)
+
+    def connected(self) -> list[Announcement]:
+        """Sorted by name, the order in which clients are numbered."""
+        return sorted((c.client for c in self._connections.values()), key=lambda client: client.name)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def send(self, client_id: str, event: federation_pb2.Event) -> None:
+        """To the client if it is connected; else it hears of it when it is."""
+        if (connection := self._connections.get(client_id)) is not None:
+            connection.send(event)
+
+    async def drain(self, seconds: float) -> None:
+        """Until every event sent so far is on its way, but no longer than this."""
+        waits = [asyncio.ensure_future(c.drained()) for c in self._connections.values()]
+        if waits:
+            await asyncio.wait(waits, timeout=seconds)
+            for wait in waits:
+                wait.cancel()
+
+    def close_all(self, reason: Closing) -> None:
+        for connection in self._connections.values():
+            connection.close(reason)

@@ -1,0 +1,73 @@
+"""Prometheus metrics over HTTP on a loopback port; read from the coordinator when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fedmpq.server.rounds import Coordinator
+
+LOOPBACK = "127.0.0.1"
+
+
+class MetricsError(ValueError):
+    """A port that cannot be listened on."""
+
+
+class ServerMetrics(Collector):
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def collect(self) -> Iterable[Metric]:
+        tally = self._coordinator.tally
+        for name, value, what in (
+            ("rounds", tally.rounds, "rounds merged"),
+            ("round_seconds", tally.round_seconds, "seconds spent in merged rounds"),
+            ("updates", tally.updates, "updates accepted"),
+            ("updates_rejected", tally.rejected, "updates rejected"),
+            ("clients_cut", tally.cut, "clients cut from a round"),
+            ("rounds_extended", tally.extended, "deadlines that passed without a quorum"),
+            ("upload_bytes", tally.bytes_up, "payload bytes of merged updates"),
+            ("download_bytes", tally.bytes_down, "payload bytes of merged rounds' assignments"),
+        ):
+            yield CounterMetricFamily(f"fedmpq_{name}", f"Since the server started: {what}.", value=value)
+        connected = len(self._coordinator.hub)
+        yield GaugeMetricFamily("fedmpq_clients_connected", "Clients with an open stream.", value=connected)
+        yield from self._run()
+
+    def _run(self) -> Iterable[Metric]:
+        active, current = self._coordinator.active, self._coordinator.open
+        if active is None:
+            return
+        gauges = [("round", active.model.round, "The last round merged of the run at work.")]
+        if current is not None:
+            seats = current.round.seats
+            gauges += [
+                ("round_selected", len(seats), "Clients selected for the open round."),
+                ("round_updates", sum(s.state == "updated" for s in seats), "Updates it has."),
+            ]
+        for name, value, what in gauges:
+            family = GaugeMetricFamily(f"fedmpq_{name}", what, labels=["run"])
+            family.add_metric([active.run.name], value)
+            yield family
+
+
+def serve_metrics(coordinator: Coordinator, port: int) -> tuple[int, Callable[[], None]]:
+    """Serve on this port of loopback, or on a free one if it is 0; the port, and how to stop."""
+    registry = CollectorRegistry()
+    registry.register(ServerMetrics(coordinator))
+    ProcessCollector(registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+    except OSError as error:
+        raise MetricsError(f"cannot serve metrics on {LOOPBACK}:{port}: {error.strerror}") from None
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, stop

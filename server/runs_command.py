@@ -1,0 +1,138 @@
+"""`fedmpq runs`: the runs there are; pause, resume, abort or start one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from fedmpq.proto import administration_pb2 as pb
+from fedmpq.server.administration_client import (
+    CALL_SECONDS,
+    START_SECONDS,
+    Administration,
+    NotRunning,
+    administration,
+)
+from fedmpq.server.state_folder import StateFolder
+from fedmpq.server.status_command import NOT_RUNNING, add_state_argument
+from fedmpq.server.status_report import console, run_facts, run_line, runs_table
+from fedmpq.server.store import Store
+from fedmpq.server.stored_status import stored_run
+
+VERBS = ("pause", "resume", "abort", "start")
+
+
+class RunsError(ValueError):
+    """A request that names no run, or more than one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List the runs of a server, the newest first; or change one."
+    parser.epilog = (
+        "examples:\n"
+        "  fedmpq runs\n"
+        "  fedmpq runs start night.toml   queue it after the runs there are\n"
+        "  fedmpq runs pause              let the open round of the run at work finish, then wait\n"
+        "  fedmpq runs resume\n"
+        "  fedmpq runs abort RUN          end it now; what was merged stays"
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("verb", nargs="?", choices=VERBS, metavar="VERB", help=", ".join(VERBS))
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="RUN|FILE",
+        help="id, beginning of the id, or name of a run; start: a TOML file",
+    )
+    add_state_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    state = StateFolder(arguments.state)
+    if arguments.verb is None:
+        return _list(state, arguments.json)
+    if arguments.target is None and arguments.verb in ("abort", "start"):
+        what = "a run.toml" if arguments.verb == "start" else "the run to abort; fedmpq runs lists them"
+        raise RunsError(f"{arguments.verb} needs {what}")
+    with administration(state) as server:
+        run = _change(server, arguments.verb, arguments.target)
+    if arguments.json:
+        print(json.dumps(run_facts(run)))
+    else:
+        print(run_line(run))
+    return 0
+
+
+def _list(state: StateFolder, as_json: bool) -> int:
+    try:
+        with administration(state) as server:
+            runs = server.ListRuns(pb.ListRunsRequest(), timeout=CALL_SECONDS).runs
+    except NotRunning as reason:
+        if state.exists:
+            _show(_remembered(state), as_json=as_json, running=False)
+        print(f"fedmpq runs: {reason}", file=sys.stderr)
+        return NOT_RUNNING
+    _show(runs, as_json=as_json, running=True)
+    return 0
+
+
+def _show(runs: Sequence[pb.RunStatus], *, as_json: bool, running: bool) -> None:
+    if as_json:
+        print(json.dumps({"running": running, "runs": [run_facts(run) for run in runs]}))
+    elif runs:
+        console(sys.stdout).print(runs_table(runs))
+    else:
+        print("no run yet; fedmpq runs start FILE queues one")
+
+
+def _remembered(state: StateFolder) -> list[pb.RunStatus]:
+    store = Store.open(state.database_url())
+    try:
+        return [stored_run(store, run) for run in store.list_runs()]
+    finally:
+        store.close()
+
+
+def _change(server: Administration, verb: str, target: str | None) -> pb.RunStatus:
+    if verb == "start":
+        path = Path(target or "")
+        request = pb.StartRunRequest(config=_named_config(path), folder=str(path.resolve().parent))
+        return server.StartRun(request, timeout=START_SECONDS)
+    call = {"pause": server.PauseRun, "resume": server.ResumeRun, "abort": server.AbortRun}[verb]
+    return call(pb.RunRequest(run_id=_run_id(server, target)), timeout=CALL_SECONDS)
+
+
+def _named_config(path: Path) -> str:
+    """The file's text; a run that has no name in it gets the file's, which the server does not learn."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        named = "name" in tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        # The server says what is wrong, as it does of every other mistake.
+        return text
+    return text if named else f"name = {json.dumps(path.stem)}\n{text}"
+
+
+def _run_id(server: Administration, target: str | None) -> str:
+    """Of the run whose id, name or beginning of the id `target` is; None: the run at work."""
+    if target is None:
+        status = server.GetStatus(pb.GetStatusRequest(), timeout=CALL_SECONDS)
+        if not status.HasField("run"):
+            raise RunsError("the server has no run yet; fedmpq runs start FILE queues one")
+        return status.run.run_id
+    runs = server.ListRuns(pb.ListRunsRequest(), timeout=CALL_SECONDS).runs
+    exact = [run.run_id for run in runs if target in (run.run_id, run.name)]
+    found = exact or [run.run_id for run in runs if target and run.run_id.startswith(target)]
+    if len(found) != 1:
+        names = ", ".join(f"{run.name} ({run.run_id[:8]})" for run in runs) or "none"
+        raise RunsError(f"{target!r} means {'no' if not found else 'more than one'} run; there are: {names}")
+    return found[0]

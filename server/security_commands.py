@@ -1,0 +1,396 @@
+"""What an operator does about keys and access: `fedmpq server init`, `token`, `bundle` and `revoke`.
+
+They work on the state folder and the store directly, whether the server runs or not; a running one sees the
+change at the next call that a client makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fedmpq.server import certificates, tokens
+from fedmpq.server.certificates import TlsFiles
+from fedmpq.server.private_files import private_folder, write_private
+from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder
+from fedmpq.server.store import Store
+
+BUNDLE_FILES = ("ca.pem", "client.pem", "client.key", "token")
+
+
+class SecurityError(ValueError):
+    """A request that would undo something, or is about something that is not there."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What follows `fedmpq server`: `add_arguments` to its own parser, then `run`."""
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+@contextmanager
+def _store(state: StateFolder) -> Iterator[Store]:
+    store = Store.open(state.database_url())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+# init
+
+
+def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make a server's folder: a development authority, the server's certificate, the store, and one "
+        "enrolment token, printed here and nowhere else."
+    )
+    _add_state(parser)
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name or address boards reach the server by; may be repeated (localhost is always in)",
+    )
+    _add_days(parser, "certificate", certificates.DEFAULT_DAYS)
+    parser.add_argument(
+        "--database", metavar="URL", help="keep the store in PostgreSQL: postgresql://USER@HOST/NAME"
+    )
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument(
+        "--renew",
+        action="store_true",
+        help="in a folder made before: a new server certificate from the same authority",
+    )
+    again.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="in a folder made before: a new authority too, so that every board needs a new bundle",
+    )
+    _add_json(parser)
+
+
+def _run_init(arguments: argparse.Namespace) -> int:
+    state = StateFolder(arguments.state)
+    files = TlsFiles(state.tls)
+    if arguments.renew:
+        return _renew(state, files, arguments)
+    there = next((path for path in files.all if path.exists()), None)
+    if there is not None and not arguments.overwrite:
+        raise SecurityError(
+            f"{there} is there; --renew makes a new server certificate with the authority that boards know, "
+            "--overwrite makes a new authority too"
+        )
+    authority = certificates.make_authority()
+    server = certificates.issue_server(authority, arguments.host, arguments.days)
+    state.create()
+    if arguments.database:
+        state.remember_database(arguments.database)
+    with _store(state) as store:
+        certificates.write_authority(authority, state.tls, overwrite=arguments.overwrite)
+        server.write(state.tls, "server", overwrite=arguments.overwrite)
+        token = tokens.make_token(_now())
+        store.add_token(token.record)
+    if arguments.json:
+        _print_json({**_server_facts(state, files), "token": _token_facts(token.record, token.text)})
+        return 0
+    _describe_server(state, files)
+    _describe_token(token)
+    print(f"a board's files: fedmpq server bundle NAME{_state_option(state)}")
+    print(f"to begin:        fedmpq server run.toml{_state_option(state)}")
+    return 0
+
+
+def _renew(state: StateFolder, files: TlsFiles, arguments: argparse.Namespace) -> int:
+    state.require()
+    authority = certificates.read_authority(state.tls)
+    hosts = arguments.host or certificates.hosts_of(certificates.read_certificate(files.certificate))
+    certificates.issue_server(authority, hosts, arguments.days).write(state.tls, "server", overwrite=True)
+    if arguments.json:
+        _print_json(_server_facts(state, files))
+        return 0
+    _describe_server(state, files)
+    print("restart the server to use it")
+    return 0
+
+
+def _server_facts(state: StateFolder, files: TlsFiles) -> dict[str, Any]:
+    certificate = certificates.read_certificate(files.certificate)
+    return {
+        "state": str(state.path),
+        "hosts": certificates.hosts_of(certificate),
+        "certificate_ends": certificate.not_valid_after_utc.isoformat(),
+    }
+
+
+def _describe_server(state: StateFolder, files: TlsFiles) -> None:
+    certificate = certificates.read_certificate(files.certificate)
+    print(f"folder:          {state.path} (only its owner may enter)")
+    print(f"certificate:     {', '.join(certificates.hosts_of(certificate))}")
+    print(f"                 until {certificate.not_valid_after_utc:%Y-%m-%d}")
+
+
+# token
+
+
+def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Make an enrolment token and print it, once; or list or revoke those there are."
+    _add_state(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--uses", type=int, metavar="N", help="good for N enrolments (default: 1)")
+    what.add_argument("--many", action="store_true", help="good for any number of enrolments")
+    what.add_argument("--list", action="store_true", help="the tokens there are; never their text")
+    what.add_argument("--revoke", metavar="ID", help="nobody enrols with it any more; those who did stay")
+    _add_days(parser, "token", tokens.DEFAULT_DAYS)
+    _add_json(parser)
+
+
+def _run_token(arguments: argparse.Namespace) -> int:
+    state = StateFolder(arguments.state)
+    state.require()
+    with _store(state) as store:
+        if arguments.list:
+            _list_tokens(store, arguments.json)
+        elif arguments.revoke is not None:
+            _revoke_token(store, arguments.revoke, arguments.json)
+        else:
+            uses = None if arguments.many else 1 if arguments.uses is None else arguments.uses
+            token = tokens.make_token(_now(), uses=uses, days=arguments.days)
+            store.add_token(token.record)
+            if arguments.json:
+                _print_json(_token_facts(token.record, token.text))
+            else:
+                _describe_token(token)
+    return 0
+
+
+def _list_tokens(store: Store, as_json: bool) -> None:
+    records = store.list_tokens()
+    if as_json:
+        _print_json({"tokens": [_token_facts(record) for record in records]})
+        return
+    if not records:
+        print("no tokens; fedmpq server token makes one")
+        return
+    print(f"{'ID':<12}  {'STATE':<7}  {'USES LEFT':<9}  {'ENDS':<10}  FOR")
+    for record in records:
+        uses = "any" if record.uses_left is None else str(record.uses_left)
+        ends = "never" if record.expires is None else f"{record.expires:%Y-%m-%d}"
+        who = record.client_name or "any client"
+        print(f"{record.token_id:<12}  {record.state(_now()):<7}  {uses:<9}  {ends:<10}  {who}")
+
+
+def _revoke_token(store: Store, token_id: str, as_json: bool) -> None:
+    if not store.revoke_token(token_id, time.time()):
+        raise SecurityError(f"there is no token {token_id!r}; --list shows those there are")
+    if as_json:
+        _print_json({"revoked_tokens": [token_id]})
+    else:
+        print(f"token {token_id} revoked; clients that enrolled with it stay")
+
+
+def _token_facts(record: tokens.TokenRecord, text: str | None = None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "id": record.token_id,
+        "state": record.state(_now()),
+        "uses_left": record.uses_left,
+        "ends": None if record.expires is None else record.expires.isoformat(),
+        "client": record.client_name,
+    }
+    return facts if text is None else {**facts, "token": text}
+
+
+def _describe_token(token: tokens.NewToken) -> None:
+    record = token.record
+    uses = "any number of clients" if record.uses_left is None else f"{record.uses_left} enrolment(s)"
+    ends = "" if record.expires is None else f", until {record.expires:%Y-%m-%d}"
+    print(f"token:           {token.text}")
+    print(f"                 id {record.token_id}, for {uses}{ends}; it is not shown again")
+
+
+# bundle
+
+
+def _add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make what each board needs to join over mutual TLS, in STATE/bundles/NAME: the authority, a "
+        "certificate and its key, and a token that enrols this one name, once."
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="the board's name")
+    _add_state(parser)
+    _add_days(parser, "certificate", certificates.DEFAULT_DAYS)
+    parser.add_argument(
+        "--token-days",
+        type=float,
+        default=tokens.DEFAULT_DAYS,
+        metavar="N",
+        help=f"days the board has to enrol (default: {tokens.DEFAULT_DAYS:g})",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="take the place of bundles that are there")
+    _add_json(parser)
+
+
+def _run_bundle(arguments: argparse.Namespace) -> int:
+    state = StateFolder(arguments.state)
+    state.require()
+    # All are looked at before the first one is made.
+    for name in arguments.names:
+        folder = state.bundles / certificates.checked_client_name(name)
+        if folder.exists() and not arguments.overwrite:
+            raise SecurityError(f"{folder} is there; --overwrite makes a new one in its place")
+    authority = certificates.read_authority(state.tls)
+    with _store(state) as store:
+        for name in dict.fromkeys(arguments.names):
+            _revoke_tokens_of(store, name)
+            client = certificates.issue_client(authority, name, arguments.days)
+            token = tokens.make_token(_now(), days=arguments.token_days, client_name=name)
+            store.add_token(token.record)
+            _write_bundle(state, name, authority, client, token.text)
+    made = [str(state.bundles / name) for name in dict.fromkeys(arguments.names)]
+    if arguments.json:
+        _print_json({"bundles": made})
+        return 0
+    print("\n".join(made))
+    print("copy each folder to its board, delete it here, and on the board run:")
+    print("  fedmpq client --server HOST:PORT --bundle FOLDER --budget BITS --data DIR")
+    return 0
+
+
+def _write_bundle(
+    state: StateFolder,
+    name: str,
+    authority: certificates.Authority,
+    client: certificates.Issued,
+    token: str,
+) -> None:
+    private_folder(state.bundles)
+    folder = private_folder(state.bundles / name)
+    write_private(folder / "ca.pem", certificates.pem_of(authority.certificate), overwrite=True)
+    client.write(folder, "client", overwrite=True)
+    write_private(folder / "token", f"{token}\n".encode(), overwrite=True)
+
+
+# revoke
+
+
+def _add_revoke_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "End a client's identity, the tokens made for it and its bundle. Its calls are refused from now on; "
+        "its name is free for a new bundle."
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="the client's name")
+    _add_state(parser)
+    _add_json(parser)
+
+
+def _run_revoke(arguments: argparse.Namespace) -> int:
+    state = StateFolder(arguments.state)
+    state.require()
+    names = list(dict.fromkeys(arguments.names))
+    facts: list[dict[str, Any]] = []
+    with _store(state) as store:
+        # All are looked at before the first one is revoked.
+        for name in names:
+            _require_known(store, name)
+        for name in names:
+            client_id = store.revoke_client(name, time.time())
+            revoked = _revoke_tokens_of(store, name)
+            _remove_bundle(state, name)
+            facts.append({"name": name, "client_id": client_id, "revoked_tokens": revoked})
+    if arguments.json:
+        _print_json({"revoked": facts})
+        return 0
+    for fact in facts:
+        identity = "identity" if fact["client_id"] else "no identity, for it never enrolled"
+        print(f"{fact['name']}: revoked {identity}; unused tokens revoked: {len(fact['revoked_tokens'])}")
+    return 0
+
+
+def _require_known(store: Store, name: str) -> None:
+    clients = [client.name for client in store.list_clients()]
+    if name not in clients and not _tokens_of(store, name):
+        known = ", ".join(clients) or "none"
+        raise SecurityError(f"there is no client {name!r} and no unused token for it; enrolled are: {known}")
+
+
+def _tokens_of(store: Store, name: str) -> list[str]:
+    """Ids of those made for this client that could still be used."""
+    records = (record for record in store.list_tokens() if record.client_name == name)
+    return [record.token_id for record in records if record.state(_now()) == "valid"]
+
+
+def _revoke_tokens_of(store: Store, name: str) -> list[str]:
+    ids = _tokens_of(store, name)
+    for token_id in ids:
+        store.revoke_token(token_id, time.time())
+    return ids
+
+
+def _remove_bundle(state: StateFolder, name: str) -> None:
+    if not certificates.is_client_name(name):
+        # Enrolled with a token under a name that no bundle can have.
+        return
+    folder = state.bundles / name
+    for file in BUNDLE_FILES:
+        (folder / file).unlink(missing_ok=True)
+    # What else someone put there is not ours to delete.
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+# Shared
+
+
+def _add_state(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=DEFAULT_STATE,
+        metavar="DIR",
+        help=f"the server's folder (default: {DEFAULT_STATE})",
+    )
+
+
+def _add_days(parser: argparse.ArgumentParser, what: str, default: float) -> None:
+    parser.add_argument(
+        "--days",
+        type=type(default),
+        default=default,
+        metavar="N",
+        help=f"how long the {what} is good for (default: {default:g})",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _state_option(state: StateFolder) -> str:
+    return "" if state.path == DEFAULT_STATE else f" --state {state.path}"
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts))
+
+
+ACTIONS = {
+    "init": Action("make the folder, an authority and a certificate", _add_init_arguments, _run_init),
+    "token": Action("make, list or revoke enrolment tokens", _add_token_arguments, _run_token),
+    "bundle": Action("make the files a board needs to join", _add_bundle_arguments, _run_bundle),
+    "revoke": Action("end a client's identity", _add_revoke_arguments, _run_revoke),
+}

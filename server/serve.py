@@ -1,0 +1,344 @@
+"""The server put together: state folder, store, listeners, TLS, signals; and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import ipaddress
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from fedmpq.proto import administration_pb2, federation_pb2
+from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
+from fedmpq.server.administration_service import AdministrationService
+from fedmpq.server.blobs import Blobs, Outgoing, Uploads, open_blobs, sweep
+from fedmpq.server.federation_service import FederationService
+from fedmpq.server.first_model import first_model
+from fedmpq.server.hub import Hub
+from fedmpq.server.logs import say
+from fedmpq.server.private_files import write_private
+from fedmpq.server.public_calls import PublicCallLimit
+from fedmpq.server.rounds import Coordinator
+from fedmpq.server.run_config import (
+    ConfigError,
+    RunConfig,
+    difference,
+    images_of,
+    load_test_data,
+    make_config,
+)
+from fedmpq.server.state_folder import StateFolder
+from fedmpq.server.store import Run, Store
+
+log = logging.getLogger("fedmpq.server")
+
+MESSAGE_BYTES = 1 << 20
+STREAMS_PER_CONNECTION = 16
+GRACE_SECONDS = 3.0
+DRAIN_SECONDS = 5.0
+IMPATIENCE_SECONDS = 1.0
+WORKERS = 4
+_SECOND = 1000
+OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 8192),
+    ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", 20 * _SECOND),
+    # Two servers on one port would each get half of the boards.
+    ("grpc.so_reuseport", 0),
+    # A board that lost its power is noticed after this; boards may ask more often.
+    ("grpc.keepalive_time_ms", 60 * _SECOND),
+    ("grpc.keepalive_timeout_ms", 20 * _SECOND),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5 * _SECOND),
+    # Measuring the bandwidth costs pings with every transfer, and larger buffers for every board.
+    ("grpc.http2.bdp_probe", 0),
+)
+
+
+class ServeError(ValueError):
+    """A server that cannot start as it was told to."""
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    certificate: Path
+    key: Path
+    client_authority: Path | None
+    """Clients must show a certificate it signed; None: none is asked for."""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        authority = None if self.client_authority is None else self.client_authority.read_bytes()
+        pair = self.key.read_bytes(), self.certificate.read_bytes()
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+    @property
+    def words(self) -> str:
+        return "TLS" if self.client_authority is None else "mutual TLS"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    state: StateFolder
+    listen: str
+    tls: TlsSettings | None
+    insecure: bool
+    """Serve more than loopback without TLS."""
+    runs: tuple[RunConfig, ...]
+    exit_when_done: bool
+    blobs: str | None
+    """A folder or an fsspec URL; None: in the state folder."""
+    metrics_port: int | None
+    max_clients: int
+
+
+def run_server(settings: ServerSettings) -> int:
+    """Serve until a signal, or until the last run has ended if so told; the process's exit code."""
+    check_listen(settings)
+    os.umask(0o077)
+    settings.state.create()
+    with _alone_in(settings.state.path):
+        return asyncio.run(_serve(settings))
+
+
+def check_listen(settings: ServerSettings) -> None:
+    """Without TLS anyone on the way can read and change everything, so that must be asked for by name."""
+    host = split_address(settings.listen)[0]
+    if settings.tls is None and not settings.insecure and not _is_loopback(host):
+        raise ServeError(
+            f"--listen {settings.listen} reaches beyond this machine, and there is no TLS; make certificates "
+            "(fedmpq server init), or say --insecure"
+        )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of `HOST:PORT`; an IPv6 host is in brackets."""
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in bare and bare == host):
+        raise ServeError(f"{address!r} is no address to listen on; write HOST:PORT, such as 127.0.0.1:8470")
+    return bare, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One server to a folder. The lock is on the folder itself and ends with the process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServeError(f"a server runs in {folder} already; stop it, or name another --state") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class RunQueue:
+    """Where runs come from: a config's name is a run's name, and the same config again is the same run."""
+
+    def __init__(self, store: Store, blobs: Blobs, wake: Callable[[], None]) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._wake = wake
+        self._lock = asyncio.Lock()
+
+    async def add(self, config: RunConfig) -> Run:
+        """The run of that name, if it has the same config, or else a new one."""
+        async with self._lock:
+            known = await asyncio.to_thread(self._store.run_by_name, config.name)
+            if known is not None:
+                if (change := difference(make_config(known.config), config)) is not None:
+                    raise ConfigError(
+                        f"a run named {config.name!r} was made with other settings ({change}); "
+                        "give this one another name"
+                    )
+                return known
+            test = await asyncio.to_thread(load_test_data, config)
+            images = images_of(config, test)
+            graph, model = await first_model(config, images)
+            run = await asyncio.to_thread(self._store_run, config, images.class_names, graph, model)
+        say(log, "run queued", run=run.name, run_id=run.run_id)
+        self._wake()
+        return run
+
+    def _store_run(self, config: RunConfig, class_names: Sequence[str], graph: bytes, model: bytes) -> Run:
+        with self._blobs.lock:
+            names = self._blobs.put(graph), self._blobs.put(model)
+            return self._store.queue_run(config.name, config.to_dict(), class_names, *names, time.time())
+
+
+async def _serve(settings: ServerSettings) -> int:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(WORKERS, thread_name_prefix="work"))
+    stopped = asyncio.Event()
+    _on_signals(loop, stopped)
+    async with AsyncExitStack() as stack:
+        store = await asyncio.to_thread(Store.open, settings.state.database_url())
+        stack.callback(store.close)
+        blobs = open_blobs(settings.blobs or str(settings.state.blobs))
+        await asyncio.to_thread(lambda: sweep(blobs, store.blobs_in_use()))
+        hub = Hub(settings.max_clients)
+        coordinator = Coordinator(store, blobs, Outgoing(settings.state.path / "outgoing"), hub)
+        queue = RunQueue(store, blobs, hub.changed.ring)
+        runs = [await queue.add(config) for config in settings.runs]
+        conducting = asyncio.ensure_future(coordinator.conduct(settings.exit_when_done))
+        if settings.metrics_port is not None:
+            stack.callback(_serve_metrics(coordinator, settings.metrics_port))
+        administration = await stack.enter_async_context(_administration(settings, coordinator, queue.add))
+        federation = await stack.enter_async_context(_federation(settings, coordinator))
+        await _until(stopped, conducting)
+        say(log, "stopping", reason="a signal" if stopped.is_set() else "all runs have ended")
+        await hub.drain(DRAIN_SECONDS)
+        administration()
+        await federation()
+        coordinator.stop()
+        await conducting
+        await coordinator.settled()
+        ended = [await asyncio.to_thread(store.run, run.run_id) for run in runs]
+    return 1 if settings.exit_when_done and any(run.state == "aborted" for run in ended) else 0
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """The first SIGTERM or Ctrl-C ends the server in order; another one, from someone impatient, at once."""
+
+    def restore() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    def stop() -> None:
+        # Some senders signal the process and its group; both arrive together.
+        if not stopped.is_set():
+            loop.call_later(IMPATIENCE_SECONDS, restore)
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+async def _until(stopped: asyncio.Event, conducting: asyncio.Future[None]) -> None:
+    waiting = asyncio.ensure_future(stopped.wait())
+    either: set[asyncio.Future[Any]] = {waiting, conducting}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if conducting.done():
+        conducting.result()
+
+
+def _serve_metrics(coordinator: Coordinator, port: int) -> Callable[[], None]:
+    from fedmpq.server.metrics import LOOPBACK, serve_metrics
+
+    chosen, stop = serve_metrics(coordinator, port)
+    say(log, "metrics", url=f"http://{LOOPBACK}:{chosen}/metrics")
+    return stop
+
+
+@asynccontextmanager
+async def _administration(
+    settings: ServerSettings, coordinator: Coordinator, queue: Callable[[RunConfig], Awaitable[Run]]
+) -> AsyncIterator[Callable[[], None]]:
+    """The operator's socket; yields what ends its long calls."""
+    socket = settings.state.admin_socket
+    target = settings.state.admin_target()
+    # One left by a server that was killed; no other can be at work here.
+    socket.unlink(missing_ok=True)
+    server = grpc.aio.server()
+    service = AdministrationService(coordinator, queue)
+    administration_pb2_grpc.add_AdministrationServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    _add_reflection(server, administration_pb2)
+    server.add_insecure_port(target)
+    await server.start()
+    socket.chmod(0o600)
+    try:
+        yield service.stop
+    finally:
+        await server.stop(GRACE_SECONDS)
+        socket.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def _federation(
+    settings: ServerSettings, coordinator: Coordinator
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """The boards' port; yields what stops it."""
+    server = grpc.aio.server(
+        interceptors=[PublicCallLimit()],
+        options=OPTIONS,
+        maximum_concurrent_rpcs=4 * settings.max_clients + 64,
+    )
+    uploads = Uploads(settings.state.uploads)
+    service = FederationService(coordinator, uploads)
+    federation_pb2_grpc.add_FederationServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    healthy = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    _add_reflection(server, federation_pb2)
+    address = _bind(server, settings)
+    await server.start()
+    _announce(settings, address)
+    listening = settings.state.path / "listening"
+    write_private(listening, f"{address}\n".encode(), overwrite=True)
+    try:
+        yield partial(_stop_federation, server, coordinator, healthy)
+    finally:
+        listening.unlink(missing_ok=True)
+        await server.stop(0)
+
+
+async def _stop_federation(server: grpc.aio.Server, coordinator: Coordinator, healthy: Any) -> None:
+    """No new calls; streams end with UNAVAILABLE; transfers have a moment to finish."""
+    await healthy.enter_graceful_shutdown()
+    stopping = asyncio.ensure_future(server.stop(GRACE_SECONDS))
+    coordinator.hub.close_all("stopping")
+    await stopping
+
+
+def _bind(server: grpc.aio.Server, settings: ServerSettings) -> str:
+    host, _ = split_address(settings.listen)
+    try:
+        if settings.tls is None:
+            port = server.add_insecure_port(settings.listen)
+        else:
+            port = server.add_secure_port(settings.listen, settings.tls.credentials())
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise ServeError(f"cannot listen on {settings.listen}; is another server there, or is it not ours?")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _announce(settings: ServerSettings, address: str) -> None:
+    how = settings.tls.words if settings.tls is not None else "without TLS"
+    with contextlib.suppress(BrokenPipeError):
+        print(f"fedmpq server listening on {address} ({how})", flush=True)
+    say(log, "listening", address=address, security=how, version=version("fedmpq"))
+    if settings.tls is None and settings.insecure:
+        say(log, "no TLS: anyone on the network can read and change what is sent", level=logging.WARNING)
+
+
+def _add_reflection(server: grpc.aio.Server, module: Any) -> None:
+    names = [service.full_name for service in module.DESCRIPTOR.services_by_name.values()]
+    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)

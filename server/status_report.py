@@ -1,0 +1,225 @@
+"""A server's status as people read it, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedmpq.proto import administration_pb2 as pb
+
+MOST_WIDTHS = 32
+"""Layers whose bit-widths are shown one by one."""
+MOST_TEXT = 200
+UNBOUNDED_WIDTH = 10_000
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_NONE = "–"
+
+
+def status_facts(status: pb.ServerStatus, *, running: bool) -> dict[str, Any]:
+    """Everything in the message, under the names the .proto gives; bit-widths as lists of numbers."""
+    return {
+        "running": running,
+        "server_version": status.server_version,
+        "time": _moment(status.time) if status.HasField("time") else None,
+        "run": run_facts(status.run) if status.HasField("run") else None,
+        "clients": [_client_facts(client) for client in status.clients],
+    }
+
+
+def run_facts(run: pb.RunStatus) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "state": run.state,
+        "reason": run.reason,
+        "round": run.round,
+        "rounds": run.rounds,
+        "selected": run.selected,
+        "updates": run.updates,
+        "bytes_up": run.bytes_up,
+        "bytes_down": run.bytes_down,
+        "created": _moment(run.created) if run.HasField("created") else None,
+        "ended": _moment(run.ended) if run.HasField("ended") else None,
+        "metrics": _metrics_facts(run.metrics) if run.HasField("metrics") else None,
+    }
+
+
+def _metrics_facts(metrics: pb.RoundMetrics) -> dict[str, Any]:
+    measured = metrics.HasField("mean_deployed_accuracy")
+    return {
+        "round": metrics.round,
+        "deployed_accuracy": dict(sorted(metrics.deployed_accuracy.items())),
+        "mean_deployed_accuracy": metrics.mean_deployed_accuracy if measured else None,
+        "measured_by": metrics.measured_by or None,
+        "loss": metrics.loss,
+        "seconds": metrics.seconds,
+        "updates": metrics.updates,
+        "rejected": metrics.rejected,
+        "cut": metrics.cut,
+        "bytes_up": metrics.bytes_up,
+        "bytes_down": metrics.bytes_down,
+        "bit_widths": list(metrics.bit_widths),
+    }
+
+
+def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
+    return {
+        "client_id": client.client_id,
+        "name": client.name,
+        "client": None if client.client < 0 else client.client,
+        "connected": client.connected,
+        "budget": client.budget,
+        "samples": client.samples,
+        "state": client.state,
+        "bit_widths": list(client.bit_widths),
+        "bytes_up": client.bytes_up,
+        "bytes_down": client.bytes_down,
+        "version": client.version,
+        "engine": client.engine,
+        "accuracy": client.accuracy if client.HasField("accuracy") else None,
+    }
+
+
+def status_table(status: pb.ServerStatus) -> RenderableType:
+    """The run in a few lines, then a row for each client."""
+    parts: list[RenderableType] = [_run_lines(status.run)] if status.HasField("run") else [Text("no run yet")]
+    parts.append(_client_table(status.clients) if status.clients else Text("no client has enrolled"))
+    return Group(*parts)
+
+
+def console(stream: TextIO) -> Console:
+    """No markup, no emoji: names and reasons may hold anything. As wide as needed where no one looks."""
+    width = None if stream.isatty() else UNBOUNDED_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def runs_table(runs: Iterable[pb.RunStatus]) -> Table:
+    table = _table("run", "name", "state", "round", "up", "down", "accuracy", "created")
+    for run in runs:
+        table.add_row(
+            run.run_id[:8],
+            plain(run.name),
+            _state(run),
+            f"{run.round}/{run.rounds}",
+            bytes_text(run.bytes_up),
+            bytes_text(run.bytes_down),
+            _mean_accuracy(run),
+            run.created.ToDatetime().strftime("%Y-%m-%d %H:%M") if run.HasField("created") else _NONE,
+        )
+    return table
+
+
+def run_line(run: pb.RunStatus) -> str:
+    """In one line: what it is and how far."""
+    return f"{plain(run.name)} ({run.run_id[:8]}): {_state(run)}, round {run.round}/{run.rounds}"
+
+
+def status_line(status: pb.ServerStatus) -> str:
+    """What changes from round to round, for a log."""
+    connected = sum(client.connected for client in status.clients)
+    clients = f"{connected}/{len(status.clients)} clients connected"
+    if not status.HasField("run"):
+        return f"no run yet, {clients}"
+    run = status.run
+    answered = f", {run.updates}/{run.selected} updates" if run.selected else ""
+    traffic = f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}"
+    return f"{run_line(run)}{answered}, accuracy {_mean_accuracy(run)}, {traffic}, {clients}"
+
+
+def _run_lines(run: pb.RunStatus) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    grid.add_row("run", f"{plain(run.name)} ({run.run_id[:8]}), {_state(run)}")
+    opened = f"; round {run.round + 1} has {run.updates} of {run.selected} updates" if run.selected else ""
+    grid.add_row("round", f"{run.round} of {run.rounds}{opened}")
+    grid.add_row("bytes", f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}")
+    if run.HasField("metrics"):
+        _add_metrics(grid, run)
+    return grid
+
+
+def _add_metrics(grid: Table, run: pb.RunStatus) -> None:
+    metrics = run.metrics
+    budgets = sorted(metrics.deployed_accuracy.items(), key=lambda item: (len(item[0]), item[0]))
+    each = ", ".join(f"{budget} bits {share:.1%}" for budget, share in budgets)
+    where = ", on the clients' own data" if metrics.measured_by == "clients" else ""
+    grid.add_row("accuracy", _mean_accuracy(run) + (f"; {each}" if each else "") + where)
+    grid.add_row("bit-widths", widths_text(metrics.bit_widths))
+    lost = f", {metrics.rejected} rejected, {metrics.cut} cut" if metrics.rejected or metrics.cut else ""
+    grid.add_row(
+        "last round", f"{metrics.seconds:.1f} s, loss {metrics.loss:.3f}, {metrics.updates} updates{lost}"
+    )
+
+
+def _client_table(clients: Sequence[pb.ClientStatus]) -> Table:
+    table = _table("#", "client", "", "budget", "samples", "bit-widths", "up", "down", "accuracy", "engine")
+    for client in clients:
+        table.add_row(
+            _NONE if client.client < 0 else str(client.client),
+            plain(client.name),
+            client.state or ("connected" if client.connected else "away"),
+            f"{client.budget:g}",
+            f"{client.samples:,}",
+            widths_text(client.bit_widths),
+            bytes_text(client.bytes_up),
+            bytes_text(client.bytes_down),
+            f"{client.accuracy:.1%}" if client.HasField("accuracy") else _NONE,
+            plain(client.engine) or _NONE,
+            style=None if client.connected else "dim",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column in ("#", "budget", "samples", "up", "down", "accuracy", "round")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    return table
+
+
+def _state(run: pb.RunStatus) -> str:
+    reason = plain(run.reason)
+    if reason.startswith(run.state):
+        return reason
+    # How many updates there are stands beside it anyway.
+    return run.state if not reason or reason.endswith("updates") else f"{run.state}: {reason}"
+
+
+def _mean_accuracy(run: pb.RunStatus) -> str:
+    if not run.HasField("metrics") or not run.metrics.HasField("mean_deployed_accuracy"):
+        return _NONE
+    return f"{run.metrics.mean_deployed_accuracy:.1%}"
+
+
+def plain(text: str) -> str:
+    """What a client says of itself may hold anything, and must not steer the operator's terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:MOST_TEXT])
+
+
+def widths_text(widths: bytes) -> str:
+    """A digit for each layer, as bit-widths are 1..8; many layers as how many have each width."""
+    if not widths:
+        return _NONE
+    if len(widths) <= MOST_WIDTHS:
+        return "".join(str(width) for width in widths)
+    return " ".join(f"{widths.count(width)}x{width}" for width in sorted(set(widths)))
+
+
+def bytes_text(count: int) -> str:
+    """Three digits and a decimal unit."""
+    size, unit = float(count), 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    digits = 0 if unit == 0 or size >= 99.95 else 1 if size >= 9.995 else 2
+    return f"{size:.{digits}f} {_UNITS[unit]}"
+
+
+def _moment(time: Timestamp) -> str:
+    return f"{time.ToDatetime().isoformat(timespec='milliseconds')}Z"

@@ -1,0 +1,112 @@
+"""Whether an update is what its assignment asked for. Nothing a client says is believed.
+
+`exchange_wire` has checked the form by then; here it is compared with what was sent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.exchange import Update, unpack_layers
+from fedmpq.model.exchange_wire import WireError, decode_update
+from fedmpq.model.graph import Graph
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side
+
+SIDE_FACTOR = 1000.0
+"""Side tensors move more freely than weights: a running variance may grow a hundredfold in a round."""
+
+MAX_LOSS = 1e6
+
+
+class Rejected(ValueError):
+    """An update that is not merged; the reason goes to its sender and to the log."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the assignment fixes about the update that answers it."""
+
+    run_id: str
+    round: int
+    client: int
+    layers: Layers
+    """As sent."""
+    side: Side
+    max_samples: int
+    max_norm: float
+    """The weights may move by this many times their norm."""
+
+
+def check_update(graph: Graph, data: bytes, expected: Expected) -> Update:
+    """The update in `data`, or Rejected."""
+    try:
+        run_id, update = decode_update(graph, data)
+    except WireError as error:
+        raise Rejected(str(error)) from None
+    _check_address(run_id, update, expected)
+    if not 1 <= update.samples <= expected.max_samples:
+        raise Rejected(
+            f"it says it trained on {update.samples} samples; the client may say 1..{expected.max_samples}"
+        )
+    if update.evaluation is not None and update.evaluation.samples > expected.max_samples:
+        raise Rejected(
+            f"it evaluated {update.evaluation.samples} samples; the client may say {expected.max_samples}"
+        )
+    if not 0 <= update.loss <= MAX_LOSS:
+        raise Rejected(f"it reports a loss of {update.loss:g}; 0..{MAX_LOSS:g} is plausible")
+    returned = unpack_layers(graph, update.layers)
+    for name, layer in returned.items():
+        _check_layer(name, layer, expected.layers[name])
+    _check_norm(returned, expected)
+    for name, tensor in update.side.items():
+        _check_side(name, tensor, expected.side[name], expected.max_norm)
+    return update
+
+
+def _check_address(run_id: str, update: Update, expected: Expected) -> None:
+    if run_id != expected.run_id:
+        raise Rejected(f"it is of run {run_id!r}, not {expected.run_id!r}")
+    if update.round != expected.round:
+        raise Rejected(f"it is of round {update.round}, not {expected.round}")
+    if update.client != expected.client:
+        raise Rejected(f"it is of client {update.client}; its sender is {expected.client}")
+
+
+def _check_layer(name: str, returned: QuantizedLayer, sent: QuantizedLayer) -> None:
+    if returned.bits > sent.bits:
+        raise Rejected(f"layer {name!r} came back with {returned.bits} bits; it was dealt {sent.bits}")
+    if returned.step.shape != sent.step.shape or returned.step.tobytes() != sent.step.tobytes():
+        raise Rejected(f"layer {name!r} came back with other steps than it was sent with")
+
+
+def _check_norm(returned: Layers, expected: Expected) -> None:
+    """`|W_n - G_n| <= max_norm * |G_n|` over all layers, one at a time to spare memory."""
+    moved = size = 0.0
+    for name, sent in expected.layers.items():
+        weights = sent.weights()
+        size += _power(weights)
+        moved += _power(returned[name].weights() - weights)
+    if moved > expected.max_norm**2 * size:
+        ratio = math.sqrt(moved / size) if size else math.inf
+        raise Rejected(
+            f"it moves the weights by {ratio:.3g} times their norm; max_update_norm is {expected.max_norm:g}"
+        )
+
+
+def _check_side(name: str, returned: NDArray[np.float32], sent: NDArray[np.float32], max_norm: float) -> None:
+    if name.endswith(".running_var") and (returned < 0).any():
+        raise Rejected(f"side tensor {name!r} holds a negative variance")
+    if name.endswith(".clip") and not (returned > 0).all():
+        raise Rejected(f"side tensor {name!r} is a clip of {float(returned):g}; clips are positive")
+    moved = math.sqrt(_power(returned.astype(np.float64) - sent))
+    allowed = SIDE_FACTOR * max_norm * (math.sqrt(_power(sent)) + math.sqrt(sent.size))
+    if moved > allowed:
+        raise Rejected(f"side tensor {name!r} moves by {moved:.3g}; at most {allowed:.3g} is plausible")
+
+
+def _power(tensor: NDArray[np.floating]) -> float:
+    return float(np.square(tensor, dtype=np.float64).sum())

@@ -1,0 +1,716 @@
+"""A board's session against a server on a real socket that cuts, stalls, lies and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from fedmpq.edge_client.backoff import Backoff
+from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.channel import Endpoint
+from fedmpq.edge_client.connection import RefusedError
+from fedmpq.edge_client.engine import make_engine
+from fedmpq.edge_client.round_work import THREAD_NAME
+from fedmpq.edge_client.session import Board, Session, Settings
+from fedmpq.edge_client.state_folder import StateError, StateFolder
+from fedmpq.edge_client.transfer import Patience
+from fedmpq.model.data import DataError, Dataset
+from fedmpq.model.exchange import Evaluation, TrainingPlan, pack_layers
+from fedmpq.model.exchange_wire import decode_update, digest, encode_model
+from fedmpq.model.integer_forward import logits
+from fedmpq.model.integer_program import compile_program
+from fedmpq.proto import federation_pb2 as pb
+from tests.edge_client.cutting_proxy import CuttingProxy
+from tests.edge_client.fake_federation import (
+    RUN,
+    TOKEN,
+    FakeFederation,
+    RunningServer,
+    Work,
+    cut_after,
+    hang_after,
+    refuse,
+)
+
+Made = Callable[..., Any]
+PLAN = TrainingPlan(epochs=2, batch_size=8, update="rounded", code_learning_rate=0.02)
+ENDLESS = replace(PLAN, epochs=10**6)
+CANCELLED = pb.Event(cancelled=pb.Cancelled(run_id=RUN, round=1, reason="the deadline passed"))
+RUN_ENDED = pb.Event(run_ended=pb.RunEnded(run_id=RUN, state="finished"))
+
+
+@dataclass
+class Scene:
+    """A server, and a board that tests connect to it."""
+
+    server: RunningServer
+    folder: Path
+    data: Dataset
+    work: Work
+
+    @property
+    def federation(self) -> FakeFederation:
+        return self.server.federation
+
+    @property
+    def mailbox(self) -> list[Path]:
+        return list((self.folder / "mailbox").iterdir())
+
+    def play(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+
+    @asynccontextmanager
+    async def board(self, **changes: Any) -> Any:
+        """A session under way; what ended it early is raised at the end."""
+        task = asyncio.create_task(self.run(**changes))
+        try:
+            yield task
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def run(
+        self,
+        *,
+        address: str = "",
+        data: BoardData | None = None,
+        patience: Patience = Patience(5.0, 5.0),  # noqa: B008
+        keepalive: float = 60.0,
+        token: str = TOKEN,
+        exit_when_done: bool = False,
+    ) -> None:
+        endpoint = Endpoint(address or self.server.address, None, keepalive, keepalive)
+        board_data = data or BoardData(self.data, self.data)
+        board = Board("board-1", 4.0, board_data, make_engine("native", 1), "native (test)", 1)
+        settings = Settings(token, Backoff(0.05, 0.2), patience, exit_when_done)
+        with closing(StateFolder(self.folder)) as state:
+            await Session(endpoint, state, board, settings).run()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, make_model: Made, make_data: Made) -> Iterator[Scene]:
+    server = RunningServer(FakeFederation())
+    model = make_model(bits=4)
+    yield Scene(server, tmp_path / "state", make_data(60), Work(model.graph, model.layers, model.side, PLAN))
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fedmpq.client")
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        await asyncio.sleep(0.01)
+
+
+def training() -> bool:
+    return any(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
+# The plain way
+
+
+def test_a_board_enrols_trains_and_delivers(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+
+    scene.play(scenario)
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+    assert scene.federation.names == ["board-1"]
+    assert scene.federation.count("GetUpload") == 0
+    hello = scene.federation.hellos[0]
+    assert (hello.budget, hello.samples, hello.engine) == (4.0, 60, "native (test)")
+    assert stat.S_IMODE((scene.folder / "identity.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(scene.folder.stat().st_mode) == 0o700
+    assert list((scene.folder / "downloads").iterdir()) == []
+
+
+def test_the_next_start_needs_no_token_and_no_second_graph(scene: Scene) -> None:
+    async def one_round(number: int, token: str) -> None:
+        scene.federation.on_stream = scene.work.offer(scene.federation, number)
+        async with scene.board(token=token):
+            await until(lambda: len(scene.federation.complete(number)) == 1)
+
+    scene.play(lambda: one_round(1, TOKEN))
+    scene.play(lambda: one_round(2, ""))
+    assert scene.federation.count("Enroll") == 1
+    # A graph and two models.
+    assert scene.federation.count("Download") == 3
+
+
+def test_rounds_come_one_after_the_other_on_one_stream(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.streams == 1)
+            for number in (1, 2, 3):
+                for event in scene.work.offer(scene.federation, number):
+                    scene.federation.send(event)
+                await until(partial(scene.federation.complete, number))
+
+    scene.play(scenario)
+    for number in (1, 2, 3):
+        assert scene.federation.complete(number) == [scene.work.update(scene.data, number)]
+    assert len(scene.federation.hellos) == 1
+
+
+def test_the_received_model_is_measured_when_asked(scene: Scene, make_data: Made) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation, evaluate=True)
+    test = make_data(70, seed=9)
+
+    async def scenario() -> None:
+        async with scene.board(data=BoardData(scene.data, test)):
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    work = scene.work
+    guesses = logits(compile_program(work.graph, work.layers, work.side), test.images).argmax(axis=1)
+    run_id, update = decode_update(work.graph, scene.federation.complete()[0])
+    assert run_id == RUN
+    assert update.evaluation == Evaluation(70, int((guesses == test.labels).sum()))
+    expected = decode_update(work.graph, work.update(scene.data))[1]
+    assert replace(update, evaluation=None, layers={}, side={}) == replace(expected, layers={}, side={})
+
+
+def test_labels_follow_the_names_of_the_classes(scene: Scene) -> None:
+    """The board's folders are c, b, a (say, of another language); the model's labels are a, b, c."""
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    turned = Dataset(scene.data.images, 2 - scene.data.labels, ("c", "b", "a"))
+
+    async def scenario() -> None:
+        async with scene.board(data=BoardData(turned, turned)):
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+def test_a_class_unknown_to_the_model_ends_the_client(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    data = Dataset(scene.data.images, scene.data.labels, ("a", "zebra", "c"))
+    with pytest.raises(DataError, match="class 'zebra' is none of the model's 3 classes"):
+        scene.play(lambda: scene.run(data=BoardData(data, data)))
+
+
+def test_images_of_another_colour_mode_end_the_client(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    grey = Dataset(np.ascontiguousarray(scene.data.images[..., :1]), scene.data.labels, ("a", "b", "c"))
+    with pytest.raises(DataError, match="1 channels, the model takes 3"):
+        scene.play(lambda: scene.run(data=BoardData(grey, grey)))
+
+
+def test_images_are_brought_to_the_models_size(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    large = Dataset(scene.data.images.repeat(2, axis=1).repeat(2, axis=2), scene.data.labels, ("a", "b", "c"))
+
+    async def scenario() -> None:
+        async with scene.board(data=BoardData(large, large)):
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+def test_the_end_of_the_run_ends_the_client_that_was_told_so(scene: Scene) -> None:
+    scene.federation.on_stream = [RUN_ENDED]
+    scene.play(lambda: scene.run(exit_when_done=True))
+
+    async def scenario() -> None:
+        async with scene.board() as patient:
+            await until(lambda: scene.federation.streams == 1)
+            await asyncio.sleep(0.2)
+            assert not patient.done()
+
+    scene.play(scenario)
+
+
+# Broken transfers
+
+
+def test_a_download_goes_on_at_the_byte_where_it_broke(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    # The graph breaks twice, at once and later; the model once.
+    scene.federation.faults.download = [cut_after(600), cut_after(0), cut_after(10**9), cut_after(300)]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert scene.federation.offsets("Download") == [0, 600, 600, 0, 300]
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+def test_a_download_goes_on_after_a_new_start(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    release = threading.Event()
+    scene.federation.faults.download = [cut_after(10**9), hang_after(300, release)]
+
+    async def killed() -> None:
+        async with scene.board():
+            part = scene.folder / "downloads"
+            await until(lambda: part.exists() and any(p.stat().st_size == 300 for p in part.glob("*.part")))
+
+    async def again() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts))
+
+    try:
+        scene.play(killed)
+    finally:
+        release.set()
+    scene.play(again)
+    assert scene.federation.offsets("Download") == [0, 0, 300]
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+def test_damaged_payloads_begin_anew(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    work = scene.work
+    scene.federation.on_stream = work.offer(scene.federation)
+    graph = work.graph.to_bytes()
+    scene.federation.faults.damage = [b"?" + graph[1:], graph + b"more", graph]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert scene.federation.offsets("Download") == [0, 0, 0, 0]
+    assert "the hash is another" in caplog.text
+    assert f"more than {len(graph)} bytes came" in caplog.text
+    assert scene.federation.complete() == [work.update(scene.data)]
+
+
+def test_an_upload_goes_on_at_the_byte_where_it_broke(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.federation.faults.upload = [cut_after(200), cut_after(300)]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert scene.federation.offsets("Upload") == [0, 200, 300]
+    assert scene.federation.count("GetUpload") == 2
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+def test_a_lost_receipt_is_asked_for_and_nothing_sent_again(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.federation.faults.receipt = [refuse(grpc.StatusCode.UNAVAILABLE, "cut")]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.count("GetUpload") == 1 and not scene.mailbox)
+
+    scene.play(scenario)
+    assert scene.federation.count("Upload") == 1
+
+
+def test_stalled_transfers_go_on_over_a_new_connection(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    release = threading.Event()
+    scene.federation.faults.download = [hang_after(300, release)]
+    scene.federation.faults.upload = [hang_after(300, release)]
+
+    async def scenario() -> None:
+        async with scene.board(patience=Patience(0.5, 0.5)):
+            await until(lambda: bool(scene.federation.receipts))
+
+    try:
+        scene.play(scenario)
+    finally:
+        release.set()
+    assert "the download did not move for 0.5 s" in caplog.text
+    assert "the receipt did not move for 0.5 s" in caplog.text
+    assert scene.federation.offsets("Download")[:2] == [0, 300]
+    assert scene.federation.offsets("Upload") == [0, 300]
+    assert len(scene.federation.hellos) == 3
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+# Broken connections
+
+
+def test_a_server_that_comes_late_is_waited_for(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.server.stop()
+
+    async def scenario() -> None:
+        async with scene.board():
+            await asyncio.sleep(0.5)
+            scene.server.start()
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+
+
+def test_a_restart_while_waiting_is_only_a_pause(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.board():
+            for _ in range(3):
+                await until(lambda: scene.federation.streams == 1)
+                await asyncio.to_thread(scene.server.stop)
+                await asyncio.sleep(0.1)
+                scene.server.start()
+            await until(lambda: scene.federation.streams == 1)
+            for event in scene.work.offer(scene.federation):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert scene.federation.count("Enroll") == 1
+
+
+def test_training_goes_on_while_the_server_is_away(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    work = replace(scene.work, plan=replace(PLAN, epochs=60))
+    scene.federation.on_stream = work.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: "epoch 1 of 60" in caplog.text)
+            await asyncio.to_thread(scene.server.stop)
+            await asyncio.sleep(0.2)
+            scene.server.start()
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert caplog.text.count("epoch 1 of 60") == 1
+    assert scene.federation.complete() == [work.update(scene.data)]
+
+
+def test_cut_connections_during_a_round(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    proxy = CuttingProxy(scene.server.port)
+
+    def cut(_: int, __: grpc.ServicerContext) -> None:
+        proxy.cut()
+
+    scene.federation.faults.download = [cut, cut_after(10**9), cut]
+    scene.federation.faults.upload = [cut]
+    scene.federation.faults.receipt = [lambda _: proxy.cut()]
+
+    async def scenario() -> None:
+        async with scene.board(address=proxy.address):
+            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+
+    scene.play(scenario)
+    proxy.close()
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+def test_a_silent_connection_is_noticed_and_replaced(scene: Scene) -> None:
+    proxy = CuttingProxy(scene.server.port)
+
+    async def scenario() -> None:
+        async with scene.board(address=proxy.address, keepalive=0.5, patience=Patience(1.0, 1.0)):
+            await until(lambda: scene.federation.streams == 1)
+            proxy.hold()
+            accepted = proxy.accepted
+            await until(lambda: proxy.accepted > accepted)
+            proxy.flow()
+            await until(lambda: len(scene.federation.hellos) >= 2)
+
+    scene.play(scenario)
+    proxy.close()
+
+
+# What the server does not want
+
+
+def test_a_rejected_update_is_dropped_and_the_next_round_done(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    reason = "layer 'stem' has 5 bits; 4 were dealt"
+    scene.federation.faults.receipt = [refuse(grpc.StatusCode.INVALID_ARGUMENT, reason)]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: "rejected" in caplog.text)
+            await until(lambda: not scene.mailbox)
+            for event in scene.work.offer(scene.federation) + scene.work.offer(scene.federation, 2):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+    assert f"round 1: the server rejected the update: {reason}" in caplog.text
+    assert scene.federation.count("Upload") == 2
+
+
+def test_an_update_that_is_too_late_is_dropped(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    fault = refuse(grpc.StatusCode.FAILED_PRECONDITION, "round 1 is over")
+    scene.federation.faults.upload = [lambda _, context: fault(context)] * 5
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: "came too late: round 1 is over" in caplog.text and not scene.mailbox)
+
+    scene.play(scenario)
+
+
+@pytest.mark.parametrize("moment", ["listening", "uploading"])
+def test_a_revoked_identity_ends_the_client_with_the_fix(scene: Scene, moment: str) -> None:
+    async def scenario() -> None:
+        async with scene.board() as task:
+            await until(lambda: scene.federation.streams == 1)
+            if moment == "listening":
+                scene.federation.identities.clear()
+                await asyncio.to_thread(scene.server.stop)
+                scene.server.start()
+            else:
+                scene.federation.faults.upload = [lambda *_: None]
+                for event in scene.work.offer(scene.federation):
+                    scene.federation.send(event)
+                await until(training)
+                scene.federation.identities.clear()
+            await until(task.done)
+
+    with pytest.raises(RefusedError) as caught:
+        scene.play(scenario)
+    assert "it was revoked" in str(caught.value)
+    assert f"delete {scene.folder / 'identity.json'} and start with a new token" in str(caught.value)
+
+
+def test_a_wrong_token_ends_the_client(scene: Scene) -> None:
+    with pytest.raises(RefusedError, match="did not enrol 'board-1': no such token; make one"):
+        scene.play(lambda: scene.run(token="fmq_wrong"))
+    with pytest.raises(RefusedError, match=r"not enrolled yet.*--token-file"):
+        scene.play(lambda: scene.run(token=""))
+
+
+def test_a_board_the_server_cannot_use_ends_with_its_words(scene: Scene) -> None:
+    reason = "a client trains on 2 samples or more, not on 1"
+    scene.federation.faults.listen = [refuse(grpc.StatusCode.INVALID_ARGUMENT, reason)]
+    with pytest.raises(RefusedError, match=f"refused this board: {reason}"):
+        scene.play(scene.run)
+
+
+def test_a_full_server_is_asked_again(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    full = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "10 clients are connected")
+    scene.federation.faults.listen = [full, full]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.streams == 1)
+
+    scene.play(scenario)
+    assert caplog.text.count("(10 clients are connected); trying again in") == 2
+
+
+def test_a_payload_that_is_gone_leaves_the_round(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.federation.payloads.clear()
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: "left, the server said: no such payload" in caplog.text)
+            for event in scene.work.offer(scene.federation):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"bit_widths": b"\4\4"}, "2 bit-widths are dealt to the model's 4 layers"),
+        ({"payload_bytes": 10**9}, "its model is 1000000000 bytes long, at most"),
+        ({"run_id": "unheard-of"}, "its run 'unheard-of' was not described"),
+    ],
+)
+def test_an_assignment_that_cannot_be_is_told_and_left(
+    scene: Scene, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str
+) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation, **changes)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: f"round 1: cannot be done here: {reason}" in caplog.text)
+            for event in scene.work.offer(scene.federation, 2):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+
+
+def test_a_model_of_another_graph_is_told_and_left(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    work = scene.work
+    broken = encode_model(work.graph, pack_layers(work.layers), work.side)[34:]
+    changes: dict[str, Any] = {"payload": digest(broken), "payload_bytes": len(broken)}
+    scene.federation.on_stream = work.offer(scene.federation, **changes)
+    scene.federation.payloads[digest(broken)] = broken
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: "cannot be done here: the payload is of graph none" in caplog.text)
+
+    scene.play(scenario)
+
+
+# Called off
+
+
+@pytest.mark.parametrize("event", [CANCELLED, RUN_ENDED])
+def test_training_stops_between_batches_when_called_off(scene: Scene, event: pb.Event) -> None:
+    endless = replace(scene.work, plan=ENDLESS)
+    scene.federation.on_stream = endless.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(training)
+            scene.federation.send(event)
+            await until(lambda: not training(), seconds=2)
+            for again in scene.work.offer(scene.federation, 2):
+                scene.federation.send(again)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+    assert scene.federation.complete(1) == []
+
+
+def test_a_newer_round_takes_the_place_of_an_older_one(scene: Scene) -> None:
+    endless = replace(scene.work, plan=ENDLESS)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.streams == 1)
+            for event in endless.offer(scene.federation):
+                scene.federation.send(event)
+            await until(training)
+            for event in scene.work.offer(scene.federation, 2):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+
+
+def test_a_stopped_session_leaves_no_thread(scene: Scene) -> None:
+    scene.federation.on_stream = replace(scene.work, plan=ENDLESS).offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(training)
+
+    scene.play(scenario)
+    assert not training()
+
+
+# The same round again
+
+
+def test_an_assignment_said_twice_is_trained_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    offer = scene.work.offer(scene.federation)
+    scene.federation.on_stream = [*offer, *offer]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            for event in offer:
+                scene.federation.send(event)
+            await until(lambda: scene.federation.count("GetUpload") == 1)
+            await asyncio.sleep(0.2)
+
+    scene.play(scenario)
+    assert caplog.text.count("epoch 1 of 2") == 1
+    assert scene.federation.count("Upload") == 1
+
+
+def test_a_server_that_lost_the_update_gets_it_again(scene: Scene) -> None:
+    offer = scene.work.offer(scene.federation)
+    scene.federation.on_stream = offer
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            scene.federation.receipts.clear()
+            scene.federation.uploads.clear()
+            for event in offer:
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_an_update_that_waits_is_delivered_and_not_trained_again(
+    scene: Scene, caplog: pytest.LogCaptureFixture, repeated: bool
+) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.federation.faults.upload = [cut_after(300)] + [cut_after(0)] * 1000
+
+    async def killed() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.count("Upload") >= 2)
+
+    async def again() -> None:
+        async with scene.board(token=""):
+            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+
+    scene.play(killed)
+    assert scene.mailbox
+    caplog.clear()
+    scene.federation.faults.upload = []
+    if not repeated:
+        scene.federation.on_stream = []
+    before = len(scene.federation.calls)
+    scene.play(again)
+    assert scene.federation.calls[before : before + 2] == [("GetUpload", 0), ("Upload", 300)]
+    assert "epoch" not in caplog.text
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+def test_a_waiting_update_of_an_older_round_is_dropped(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.federation.faults.upload = [cut_after(0)] * 1000
+
+    async def killed() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.count("Upload") >= 1)
+
+    async def again() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.complete(2)) and not scene.mailbox)
+
+    scene.play(killed)
+    scene.federation.faults.upload = [cut_after(0)]
+    scene.federation.on_stream = scene.work.offer(scene.federation, 2)
+    scene.play(again)
+    assert scene.federation.complete(1) == []
+    assert scene.federation.complete(2) == [scene.work.update(scene.data, 2)]
+
+
+def test_two_clients_cannot_share_a_state_folder(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.streams == 1)
+            with pytest.raises(StateError, match="its own --state DIR"):
+                await scene.run()
+
+    scene.play(scenario)

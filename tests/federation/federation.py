@@ -1,0 +1,155 @@
+"""A whole federation on loopback over mutual TLS: the real server and boards, each a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.cli.main import main
+from fedmpq.lab.experiment import Experiment, read_toml
+from fedmpq.lab.simulation import prepare, run
+from fedmpq.server.blobs import open_blobs
+from fedmpq.server.state_folder import StateFolder
+from fedmpq.server.store import Store
+from tests.federation.processes import PATIENCE, Program, free_port, wait_for_port
+
+Arrays = dict[str, NDArray[np.float32]]
+
+SETTINGS: dict[str, Any] = {
+    "model": "digits_cnn",
+    "rounds": 3,
+    "epochs": 1,
+    "batch_size": 16,
+    "seed": 7,
+}
+ALPHA = 5.0
+
+
+@dataclass
+class Federation:
+    """Folders and programs of one federation; leaving the context ends every program."""
+
+    folder: Path
+    budgets: Sequence[float]
+    settings: dict[str, Any] = field(default_factory=dict)
+    database: str | None = None
+    boards: dict[int, Program] = field(default_factory=dict)
+    server: Program | None = None
+    port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        self.settings = {**SETTINGS, "clients_per_round": len(self.budgets), **self.settings}
+        parts = self.folder / "parts"
+        words = ["split", "--data", "digits", "--clients", str(len(self.budgets)), "--alpha", str(ALPHA)]
+        assert main([*words, "--seed", str(self.settings["seed"]), "-o", str(parts)]) == 0
+        self.state = self.folder / "state"
+        self._write_config(parts / "run.toml")
+        assert self._admin("init", "--host", "localhost") == 0
+        assert self._admin("bundle", *map(self.name, range(len(self.budgets)))) == 0
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for program in self.programs():
+            program.kill()
+
+    def programs(self) -> list[Program]:
+        return [*self.boards.values(), *([self.server] if self.server else [])]
+
+    @staticmethod
+    def name(number: int) -> str:
+        return f"board-{number}"
+
+    def start_server(self) -> Program:
+        words = ["server", str(self.folder / "parts" / "run.toml"), *self._state_words()]
+        self.server = Program(
+            self.folder / "server.log", *words, "--listen", f"127.0.0.1:{self.port}", "--exit-when-done"
+        )
+        wait_for_port(self.port, self.server)
+        return self.server
+
+    def board_words(self, number: int, port: int | None = None) -> list[str]:
+        return [
+            "client",
+            *("--server", f"localhost:{port or self.port}"),
+            *("--budget", str(self.budgets[number])),
+            *("--data", str(self.folder / "parts" / f"client-{number}.npz")),
+            *("--bundle", str(self.state / "bundles" / self.name(number))),
+            *("--state", str(self.folder / f"board-{number}")),
+            *("--threads", "1", "--exit-when-done", "--retry-least", "0.1", "--retry-most", "0.5"),
+        ]
+
+    def start_board(self, number: int, port: int | None = None, *more: str) -> Program:
+        log = self.folder / f"board-{number}.log"
+        self.boards[number] = Program(log, *self.board_words(number, port), *more)
+        return self.boards[number]
+
+    def start_boards(self, port: int | None = None) -> None:
+        for number in range(len(self.budgets)):
+            self.start_board(number, port)
+
+    def finish(self, patience: float = PATIENCE) -> Arrays:
+        """Wait until every program ended well; the final W and side tensors."""
+        assert self.server is not None
+        assert self.server.wait(patience) == 0, self.server.text()[-3000:]
+        for board in self.boards.values():
+            assert board.wait(20) == 0, board.text()[-3000:]
+        return self.model()
+
+    def model(self) -> Arrays:
+        """W and the side tensors as the server's folder has them."""
+        return read_model(self.state)
+
+    def simulated(self) -> Arrays:
+        """What `fedmpq simulate` ends with, given the same settings, data and budgets."""
+        names = ("model", "rounds", "epochs", "batch_size", "seed")
+        experiment = Experiment(
+            data="digits",
+            budgets=tuple(map(float, self.budgets)),
+            alpha=ALPHA,
+            participation=self.settings["clients_per_round"] / len(self.budgets),
+            **{name: self.settings[name] for name in names},
+        )
+        folder = self.folder / "simulated"
+        run(prepare(experiment), folder, 1, lambda progress: None)
+        with np.load(folder / "checkpoint.npz") as archive:
+            return {name: archive[name] for name in archive.files if name.startswith(("weights/", "side/"))}
+
+    def _admin(self, action: str, *words: str) -> int:
+        return main(["server", action, *words, *self._state_words()])
+
+    def _state_words(self) -> list[str]:
+        return ["--state", str(self.state), *(["--database", self.database] if self.database else [])]
+
+    def _write_config(self, path: Path) -> None:
+        settings = read_toml(path) | self.settings
+        path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+
+
+def read_model(state: Path) -> Arrays:
+    """The newest run's model as it is stored."""
+    folder = StateFolder(state)
+    store = Store.open(folder.database_url())
+    try:
+        data = open_blobs(str(folder.blobs)).read(store.list_runs()[0].model)
+    finally:
+        store.close()
+    with np.load(io.BytesIO(data)) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def assert_same(one: Arrays, other: Arrays) -> None:
+    assert one.keys() == other.keys()
+    differing = [name for name in one if one[name].tobytes() != other[name].tobytes()]
+    assert not differing, f"{len(differing)} of {len(one)} tensors differ, {differing[0]} first"

@@ -1,0 +1,19 @@
+"""A federation over mutual TLS and a simulation with the same seed end with the same W, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.federation.federation import Federation, assert_same
+
+
+@pytest.mark.parametrize("per_round", [4, 2])
+def test_the_same_seed_gives_the_same_model(tmp_path: Path, per_round: int) -> None:
+    budgets = (2, 4, 6, 8)
+    settings = {"clients_per_round": per_round, "min_clients": 4}
+    with Federation(tmp_path, budgets, settings) as federation:
+        federation.start_server()
+        federation.start_boards()
+        assert_same(federation.finish(), federation.simulated())

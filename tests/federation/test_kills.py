@@ -1,0 +1,82 @@
+"""SIGKILL at random moments: every run ends, and ends with the model of an undisturbed one."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.federation.federation import Arrays, Federation, assert_same
+from tests.federation.processes import wait_for_port
+from tools.tcp_proxy import Proxy
+
+BUDGETS = (2, 8)
+SETTINGS = {"rounds": 4}
+KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
+    """What `fedmpq simulate` ends with; test_equals_simulation shows that a quiet federation does too."""
+    with Federation(tmp_path_factory.mktemp("quiet"), BUDGETS, SETTINGS) as federation:
+        return federation.simulated()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_server_is_killed(seed: int, tmp_path: Path, undisturbed: Arrays) -> None:
+    """Ten times in each run, after a random part of a second: in start-up, rounds, merges, commits."""
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    with Federation(tmp_path, BUDGETS, SETTINGS) as federation:
+        server = federation.start_server()
+        federation.start_boards()
+        kills = 0
+        while kills < KILLS:
+            time.sleep(moments.uniform(0.0, 1.2))
+            if not server.running:
+                break
+            server.kill()
+            kills += 1
+            time.sleep(moments.uniform(0.0, 0.2))
+            server.restart()
+            if moments.random() < 0.7:
+                wait_for_port(federation.port, server)
+        assert kills == KILLS, f"the run ended after {kills} kills; give it more rounds"
+        assert_same(federation.finish(), undisturbed)
+
+
+def test_a_board_is_killed(tmp_path: Path, undisturbed: Arrays) -> None:
+    """In training or transfer, at random; and once surely in the middle of an upload."""
+    moments = random.Random(4)
+    with Federation(tmp_path, BUDGETS, SETTINGS) as federation:
+        federation.start_server()
+        with Proxy(federation.port, rate=60_000) as slow:
+            federation.start_board(0)
+            board = federation.start_board(1, slow.port)
+            before = slow.up
+            while slow.up - before < 12_000:
+                time.sleep(0.005)
+            board.kill()
+            for _ in range(4):
+                board.restart()
+                time.sleep(moments.uniform(0.5, 2.5))
+                board.kill()
+            slow.rate = None
+            board.restart()
+            assert_same(federation.finish(), undisturbed)
+
+
+def test_connections_are_cut_and_stall(tmp_path: Path, undisturbed: Arrays) -> None:
+    with Federation(tmp_path, BUDGETS, SETTINGS) as federation:
+        federation.start_server()
+        with Proxy(federation.port, cut_every=25_000) as proxy:
+            for number in range(len(BUDGETS)):
+                federation.start_board(number, proxy.port, "--stall", "1", "--keepalive", "10")
+            time.sleep(3)
+            proxy.stall(True)
+            time.sleep(2)
+            proxy.stall(False)
+            assert_same(federation.finish(), undisturbed)
+            assert proxy.cuts >= 4

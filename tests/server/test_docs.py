@@ -1,0 +1,105 @@
+"""docs/server.md and docs/security.md against the code: settings, options, metrics, numbers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from fedmpq.edge_client import client_command
+from fedmpq.lab import split_command
+from fedmpq.server import certificates, runs_command, server_command, status_command, tokens
+from fedmpq.server.blobs import FolderBlobs, Outgoing
+from fedmpq.server.hub import Hub
+from fedmpq.server.metrics import ServerMetrics
+from fedmpq.server.rounds import Coordinator
+from fedmpq.server.run_config import RunConfig, parse_config
+from fedmpq.server.security_commands import ACTIONS, BUNDLE_FILES
+from fedmpq.server.store import Store
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+SERVER = (DOCS / "server.md").read_text(encoding="utf-8")
+SECURITY = (DOCS / "security.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return SERVER.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def rows(text: str) -> dict[str, str]:
+    """The second cell by the first, of those in backquotes."""
+    found = re.findall(r"^\| `([^`]+)` \| ([^|]*) \|", text, re.MULTILINE)
+    return {name: cell.strip() for name, cell in found}
+
+
+def test_every_setting_of_a_run_is_there_with_its_default() -> None:
+    documented = rows(section("run.toml"))
+    assert set(documented) == {field.name for field in fields(RunConfig)}
+    for field in fields(RunConfig):
+        if field.default is not MISSING and field.default is not None:
+            shown = documented[field.name].strip("`")
+            expected = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+            assert shown.strip('"') == expected, field.name
+
+
+def test_the_example_of_a_run_is_one() -> None:
+    example = re.search(r"((?:^    .*\n)+)", section("run.toml"), re.MULTILINE)
+    assert example is not None
+    config = parse_config("\n".join(line.strip() for line in example[1].splitlines()), Path("folder"))
+    assert (config.name, config.clients_per_round, config.target(20)) == ("night", 8, 8)
+
+
+def test_every_option_of_the_server_is_there() -> None:
+    parser = argparse.ArgumentParser()
+    server_command.add_arguments(parser)
+    options = {word for action in parser._actions for word in action.option_strings if word.startswith("--")}
+    assert options - {"--help"} <= set(re.findall(r"--[a-z-]+", SERVER))
+
+
+def test_every_option_that_is_named_exists() -> None:
+    modules = (server_command, status_command, runs_command, client_command, split_command)
+    known = {"--upgrade", "--system", "--home-dir", "--shell", "--now"}  # of pip, useradd and systemctl
+    for add_arguments in (
+        *(module.add_arguments for module in modules),
+        *(action.add_arguments for action in ACTIONS.values()),
+    ):
+        add_arguments(parser := argparse.ArgumentParser())
+        known |= {word for action in parser._actions for word in action.option_strings}
+    for text in (SERVER, SECURITY, (DOCS / "fedmpq-server.service").read_text(encoding="utf-8")):
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
+
+
+def test_every_action_is_there() -> None:
+    for name in ACTIONS:
+        assert f"| `fedmpq server {name}" in SERVER
+
+
+def test_every_metric_is_there(tmp_path: Path) -> None:
+    async def names() -> set[str]:
+        store = Store.open(f"sqlite:///{tmp_path / 'fedmpq.db'}")
+        coordinator = Coordinator(store, FolderBlobs(tmp_path / "blobs"), Outgoing(tmp_path / "out"), Hub(1))
+        collected = list(ServerMetrics(coordinator).collect())
+        store.close()
+        return {family.name + ("_total" if family.type == "counter" else "") for family in collected}
+
+    documented = set(re.findall(r"`(fedmpq_[a-z_]+)`", section("Metrics")))
+    live = {"fedmpq_round", "fedmpq_round_selected", "fedmpq_round_updates"}
+    assert documented == asyncio.run(names()) | live
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        f"{certificates.DEFAULT_DAYS} days",
+        f"{certificates.AUTHORITY_DAYS // 365} years",
+        f"for {tokens.DEFAULT_DAYS:g} days",
+        f"`{tokens.PREFIX}...`",
+        f"`{BUNDLE_FILES[0]}`",
+    ],
+)
+def test_numbers_in_the_security_page(claim: str) -> None:
+    assert claim in SECURITY

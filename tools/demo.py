@@ -1,0 +1,215 @@
+"""`make demo`: a server and four boards on this machine, over mutual TLS, train digits together.
+
+Every step is a command a user would type; it is printed before it runs. Everything goes to runs/demo.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedmpq.model.graph import Graph
+from fedmpq.proto import administration_pb2 as pb
+from fedmpq.server.administration_client import NotRunning, administration
+from fedmpq.server.blobs import open_blobs
+from fedmpq.server.state_folder import StateFolder
+from fedmpq.server.status_report import bytes_text, widths_text
+from fedmpq.server.store import Store
+from fedmpq.server.stored_status import stored_status
+
+FOLDER = Path("runs/demo")
+BUDGETS = (2, 4, 6, 8)
+ROUNDS = 12
+SETTINGS = {"epochs": 4, "batch_size": 16}
+FEDMPQ = Path(sys.executable).with_name("fedmpq")
+PATIENCE = 300.0
+console = Console(highlight=False)
+
+
+class DemoError(RuntimeError):
+    """A step that failed; its output is above, or in a file that the message names."""
+
+
+def main() -> int:
+    started = time.monotonic()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    try:
+        _prepare()
+        status = _federate()
+    except DemoError as error:
+        console.print(f"demo: {error}", style="bold red")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    _print_result(status)
+    console.print(f"\n{time.monotonic() - started:.0f} s in all; everything is in {FOLDER}")
+    return 0
+
+
+def _prepare() -> None:
+    parts, state = FOLDER / "parts", FOLDER / "state"
+    names = [_name(number) for number in range(len(BUDGETS))]
+    split = ["--data", "digits", "--clients", str(len(BUDGETS)), "--alpha", "1", "--model", "digits_cnn"]
+    _run("split", *split, "--rounds", str(ROUNDS), "-o", str(parts))
+    with (parts / "run.toml").open("a", encoding="utf-8") as file:
+        file.writelines(f"{name} = {value}\n" for name, value in SETTINGS.items())
+    _run("server", "init", "--state", str(state), quiet=True)
+    _run("server", "bundle", *names, "--state", str(state), quiet=True)
+
+
+def _federate() -> pb.ServerStatus:
+    """Server and boards as processes until the run has ended; what the server knows then."""
+    state = FOLDER / "state"
+    with _running("server", *_server_words()) as server:
+        address = _wait_for_address(server, state)
+        with _running_boards(address) as boards:
+            _follow(server, state)
+            for name, board in boards.items():
+                if board.wait(PATIENCE) != 0:
+                    raise DemoError(f"{name} failed; see {FOLDER / name}.log")
+    store = Store.open(StateFolder(state).database_url())
+    try:
+        return stored_status(store)
+    finally:
+        store.close()
+
+
+def _server_words() -> list[str]:
+    run, state = str(FOLDER / "parts" / "run.toml"), str(FOLDER / "state")
+    return ["server", run, "--state", state, "--listen", "127.0.0.1:0", "--exit-when-done"]
+
+
+def _name(number: int) -> str:
+    return f"board-{number}"
+
+
+def _run(*words: str, quiet: bool = False) -> None:
+    console.print(f"$ fedmpq {' '.join(words)}", style="bold", soft_wrap=True)
+    done = subprocess.run([FEDMPQ, *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DemoError(done.stderr.strip())
+    if not quiet:
+        console.print(done.stdout.rstrip())
+
+
+@contextmanager
+def _running(name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, told to stop when the block is left; its output goes to NAME.log."""
+    console.print(f"$ fedmpq {' '.join(words)}", style="bold", soft_wrap=True)
+    with (FOLDER / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen([FEDMPQ, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@contextmanager
+def _running_boards(address: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    with ExitStack() as stack:
+        yield {
+            _name(number): stack.enter_context(_running(_name(number), *_board_words(number, address)))
+            for number in range(len(BUDGETS))
+        }
+
+
+def _board_words(number: int, address: str) -> list[str]:
+    return [
+        "client",
+        *("--server", address, "--budget", str(BUDGETS[number])),
+        *("--data", str(FOLDER / "parts" / f"client-{number}.npz")),
+        *("--bundle", str(FOLDER / "state" / "bundles" / _name(number))),
+        *("--state", str(FOLDER / _name(number)), "--threads", "1", "--exit-when-done"),
+    ]
+
+
+def _wait_for_address(server: subprocess.Popen[bytes], state: Path) -> str:
+    """Where the server listens; tracing the model takes it a few seconds first."""
+    until = time.monotonic() + PATIENCE
+    while not (file := state / "listening").is_file():
+        if server.poll() is not None or time.monotonic() > until:
+            raise DemoError(f"the server did not begin to listen; see {FOLDER / 'server.log'}")
+        time.sleep(0.05)
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _follow(server: subprocess.Popen[bytes], state: Path) -> None:
+    """A bar and a line for each round, as the server tells them, until it ends."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        told = 0
+        task = progress.add_task("waiting for the boards", total=ROUNDS)
+        try:
+            with administration(StateFolder(state)) as operator:
+                for status in operator.WatchStatus(pb.GetStatusRequest()):
+                    progress.update(task, completed=status.run.round, description=_doing(status.run))
+                    # For those who read a log and see no bar.
+                    if status.run.round > told and not console.is_terminal:
+                        told = status.run.round
+                        console.print(f"round {told} of {ROUNDS}: {_accuracy(status.run)}")
+        except NotRunning:
+            pass
+        progress.update(task, completed=ROUNDS, description="done")
+    if server.wait(PATIENCE) != 0:
+        raise DemoError(f"the server failed; see {FOLDER / 'server.log'}")
+
+
+def _doing(run: pb.RunStatus) -> str:
+    accuracy = f", {_accuracy(run)}" if run.round else ""
+    return f"round {min(run.round + 1, run.rounds)}: {run.updates} of {len(BUDGETS)} updates{accuracy}"
+
+
+def _accuracy(run: pb.RunStatus) -> str:
+    return f"{run.metrics.mean_deployed_accuracy:.1%} right on average"
+
+
+def _print_result(status: pb.ServerStatus) -> None:
+    """Each board's deployed model, and what it sent against the same rounds in FP32."""
+    table = Table(title="What each board runs, on test images none of them has seen")
+    for column in ("board", "bit-widths"):
+        table.add_column(column)
+    for column in ("bits a weight", "accuracy", "sent", "in FP32"):
+        table.add_column(column, justify="right")
+    full = _full_precision_bytes() * ROUNDS
+    for client in status.clients:
+        table.add_row(
+            client.name,
+            widths_text(client.bit_widths),
+            f"{client.budget:g}",
+            f"{client.accuracy:.1%}",
+            bytes_text(client.bytes_up),
+            f"{bytes_text(full)} ({full / client.bytes_up:.1f}x)",
+        )
+    console.print(table)
+
+
+def _full_precision_bytes() -> int:
+    """Four bytes for every weight and side value."""
+    state = StateFolder(FOLDER / "state")
+    store = Store.open(state.database_url())
+    try:
+        graph = Graph.from_bytes(open_blobs(str(state.blobs)).read(store.list_runs()[0].graph))
+    finally:
+        store.close()
+    side = sum(math.prod(shape) for shape in graph.side_shapes().values())
+    return 4 * (sum(graph.layer_sizes) + side)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
