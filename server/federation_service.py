@@ -41,7 +41,8 @@ from fedmpq.server.tokens import looks_like_token, token_digest
 from fedmpq.server.turnstile import Turnstile
 from fedmpq.server.validation import Rejected
 
-CHUNK_BYTES = 64 << 10
+CHUNK_BYTES = 16 << 10
+"""A message that broke off half-way is lost whole, so this is how much a cut can cost."""
 MAX_DOWNLOADS = 4
 """By one client at a time: some may be left over from connections that broke unnoticed."""
 TRANSFERS_AT_ONCE = 8

@@ -66,8 +66,9 @@ OPTIONS: Sequence[tuple[str, Any]] = (
     # A board that lost its power is noticed after this; boards may ask more often.
     ("grpc.keepalive_time_ms", 60 * _SECOND),
     ("grpc.keepalive_timeout_ms", 20 * _SECOND),
+    ("grpc.http2.ping_timeout_ms", 20 * _SECOND),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5 * _SECOND),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5 * _SECOND),
     # Measuring the bandwidth costs pings with every transfer, and larger buffers for every board.
     ("grpc.http2.bdp_probe", 0),
 )

@@ -1,0 +1,202 @@
+"""The process behind `fedmpq client`: options to parts, signals to a clean end, events to lines of a log."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from fedmpq import kernels
+from fedmpq.edge_client.backoff import Backoff
+from fedmpq.edge_client.board_data import BoardData, load_board_data
+from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, make_endpoint, read_keys
+from fedmpq.edge_client.engine import make_engine
+from fedmpq.edge_client.identity import checked_name
+from fedmpq.edge_client.local_round import MIN_SAMPLES
+from fedmpq.edge_client.round_work import THREAD_NAME
+from fedmpq.edge_client.session import Board, Session, Settings
+from fedmpq.edge_client.state_folder import StateFolder
+from fedmpq.edge_client.transfer import Patience
+
+STOP_SECONDS = 1.0
+"""How long a stopped client waits for the batch at hand; what it loses then is trained anew."""
+CTRL_C = 130
+_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+log = logging.getLogger("fedmpq.client")
+
+
+class ClientError(ValueError):
+    """Options that do not go together."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """What `fedmpq client` does with its options."""
+    # Before the event loop runs, while data are loaded, the same promise holds: SIGTERM is clean.
+    signal.signal(signal.SIGTERM, _exit_cleanly)
+    _log_to_stderr(arguments.log_format)
+    endpoint = _endpoint(arguments)
+    settings = _settings(arguments)
+    name = checked_name(arguments.name or _default_name(arguments.bundle))
+    if not 1 <= arguments.budget <= 8:
+        raise ClientError(f"--budget {arguments.budget:g} is outside 1..8 bits per weight")
+    with closing(StateFolder(arguments.state or _default_state())) as state:
+        session = Session(endpoint, state, _board(arguments, name), settings)
+        return _leave(asyncio.run(_until_stopped(session)))
+
+
+def _board(arguments: argparse.Namespace, name: str) -> Board:
+    engine = make_engine(arguments.engine, arguments.threads)
+    threads = arguments.threads or len(os.sched_getaffinity(0))
+    text = "torch" if arguments.engine == "torch" else f"{arguments.engine} ({kernels.isa()})"
+    data = load_board_data(arguments.data, arguments.test_data, arguments.size)
+    _tell_data(arguments.data, data)
+    log.info(
+        "engine %s on %d threads, budget %g bits per weight",
+        *(text, threads, arguments.budget),
+        extra={"engine": text, "threads": threads, "budget": arguments.budget},
+    )
+    return Board(name, arguments.budget, data, engine, text, threads)
+
+
+def _tell_data(path: Path, data: BoardData) -> None:
+    train = data.train
+    if len(train) < MIN_SAMPLES:
+        raise ClientError(f"{path} has {len(train)} image; training needs at least {MIN_SAMPLES}")
+    if train.skipped:
+        where, reason = train.skipped[0]
+        log.warning("%d images are left out, such as %s: %s", len(train.skipped), where, reason)
+    log.info(
+        "%s: %d images of %dx%dx%d in %d classes",
+        path,
+        len(train),
+        *train.image_shape,
+        len(train.class_names),
+    )
+
+
+def _endpoint(arguments: argparse.Namespace) -> Endpoint:
+    bundle: Path | None = arguments.bundle
+    paths = [arguments.ca, arguments.cert, arguments.key]
+    if bundle is not None:
+        missing = [name for name in BUNDLE_FILES[:3] if not (bundle / name).is_file()]
+        if missing:
+            raise ChannelError(
+                f"{bundle} is no bundle: it has no {missing[0]}; copy the server's whole folder"
+            )
+        paths = [given or bundle / name for given, name in zip(paths, BUNDLE_FILES, strict=False)]
+    endpoint = make_endpoint(arguments.server, read_keys(*paths), insecure=arguments.insecure)
+    return replace(
+        endpoint, keepalive_seconds=arguments.keepalive, keepalive_timeout=arguments.keepalive_timeout
+    )
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    return Settings(
+        token=_token(arguments),
+        retry=Backoff(arguments.retry_least, arguments.retry_most),
+        patience=Patience(chunk=arguments.stall, receipt=10 * arguments.stall),
+        exit_when_done=arguments.exit_when_done,
+    )
+
+
+def _token(arguments: argparse.Namespace) -> str:
+    """Empty if none is given: an enrolled board needs none, and its bundle's may be deleted."""
+    if arguments.token is not None and arguments.token_file is not None:
+        raise ClientError("--token and --token-file are given; leave one of them out")
+    if arguments.token is not None:
+        return str(arguments.token).strip()
+    if arguments.token_file is not None:
+        return str(arguments.token_file.read_text(encoding="utf-8")).strip()
+    if arguments.bundle is not None and (arguments.bundle / "token").is_file():
+        return str((arguments.bundle / "token").read_text(encoding="utf-8")).strip()
+    return ""
+
+
+def _default_name(bundle: Path | None) -> str:
+    """A bundle's folder bears the name that its certificate and token were made for."""
+    return socket.gethostname() if bundle is None else bundle.resolve().name
+
+
+def _default_state() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedmpq"
+
+
+# Stopping
+
+
+async def _until_stopped(session: Session) -> int:
+    """0 when the run or SIGTERM ends it, 130 on Ctrl-C; leaves what is not done to the next start."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[int] = loop.create_future()
+
+    def stop(name: str, code: int) -> None:
+        if not stopped.done():
+            log.info("%s: stopping; what is not done goes on at the next start", name)
+            stopped.set_result(code)
+
+    loop.add_signal_handler(signal.SIGTERM, stop, "SIGTERM", 0)
+    loop.add_signal_handler(signal.SIGINT, stop, "Ctrl-C", CTRL_C)
+    task = asyncio.create_task(session.run())
+    either: tuple[asyncio.Future[Any], ...] = (task, stopped)
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        return 0
+    task.cancel()
+    await asyncio.wait({task}, timeout=STOP_SECONDS)
+    return stopped.result()
+
+
+def _leave(code: int) -> int:
+    """Ends at once if a batch is still being trained: the interpreter would wait for its kernels."""
+    if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def _exit_cleanly(_: int, __: FrameType | None) -> NoReturn:
+    sys.exit(0)
+
+
+# Logs
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, message and the facts the message was made from."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        head = {"time": _utc(record), "level": record.levelname.lower(), "message": record.getMessage()}
+        return json.dumps(head | facts, default=str)
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return f"{_utc(record)} {level}{record.getMessage()}"
+
+
+def _utc(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _log_to_stderr(form: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)

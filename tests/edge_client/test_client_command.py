@@ -1,0 +1,350 @@
+"""`fedmpq client` as a process: killed, stopped, over mutual TLS, small and quiet."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from fedmpq import kernels
+from fedmpq.cli.main import main
+from fedmpq.edge_client import client_command
+from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import TrainingPlan
+from fedmpq.proto import federation_pb2 as pb
+from tests.edge_client.fake_federation import (
+    RUN,
+    TOKEN,
+    FakeFederation,
+    RunningServer,
+    Work,
+    cut_after,
+)
+
+Made = Callable[..., Any]
+FEDMPQ = Path(sys.executable).with_name("fedmpq")
+PLAN = TrainingPlan(epochs=2, batch_size=8, update="rounded", code_learning_rate=0.02)
+RUN_ENDED = pb.Event(run_ended=pb.RunEnded(run_id=RUN, state="finished"))
+MEGABYTES = 120
+_save: Any = np.savez  # its stub takes every keyword for the one flag it has
+
+
+@dataclass
+class Scene:
+    folder: Path
+    server: RunningServer
+    data: Dataset
+    work: Work
+
+    @property
+    def federation(self) -> FakeFederation:
+        return self.server.federation
+
+    def words(self, *more: str, token: bool = True) -> list[str]:
+        words = [str(FEDMPQ), "client", "--server", self.server.address, "--budget", "4"]
+        words += ["--data", str(self.folder / "data.npz"), "--state", str(self.folder / "state")]
+        words += ["--threads", "1", "--retry-least", "0.05", "--retry-most", "0.2", "--name", "board-1"]
+        return [*words, *(["--token", TOKEN] if token else []), *more]
+
+    @contextmanager
+    def client(self, *more: str) -> Iterator[subprocess.Popen[str]]:
+        process = subprocess.Popen(self.words(*more), stderr=subprocess.PIPE, text=True)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def finish(self, *more: str, code: int = 0) -> str:
+        """Runs a client to its end; what it logged."""
+        done = subprocess.run(self.words(*more), capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        return done.stderr
+
+
+@pytest.fixture
+def scene(tmp_path: Path, make_model: Made, make_data: Made) -> Iterator[Scene]:
+    server = RunningServer(FakeFederation())
+    model, data = make_model(bits=4), make_data(60)
+    _save(tmp_path / "data.npz", images=data.images, labels=data.labels, class_names=data.class_names)
+    yield Scene(tmp_path, server, data, Work(model.graph, model.layers, model.side, PLAN))
+    server.stop()
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
+
+
+def wait_for_line(client: subprocess.Popen[str], part: str) -> None:
+    assert client.stderr is not None
+    for line in client.stderr:
+        if part in line:
+            return
+    raise AssertionError(f"it ended without a line of {part!r}")
+
+
+def endless(work: Work) -> Work:
+    return replace(work, plan=replace(PLAN, epochs=10**6))
+
+
+# A whole life
+
+
+def test_a_run_from_the_command_line(scene: Scene) -> None:
+    scene.federation.on_stream = [*scene.work.offer(scene.federation)]
+    with scene.client("--exit-when-done") as client:
+        until(lambda: bool(scene.federation.receipts))
+        scene.federation.send(RUN_ENDED)
+        _, log = client.communicate(timeout=10)
+    assert client.returncode == 0
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+    assert scene.federation.names == ["board-1"]
+    assert scene.federation.hellos[0].engine == f"native ({kernels.isa()})"
+    for line in (
+        f"{scene.folder / 'data.npz'}: 60 images of 6x5x3 in 3 classes",
+        f"engine native ({kernels.isa()}) on 1 threads, budget 4 bits per weight",
+        "enrolled as board-1 (client ",
+        f"connected to {scene.server.address} (fedmpq 0.0)",
+        "run run-1 (small): 3 rounds, 3 classes",
+        "round 1 of 3: small at 4.00 bits per weight",
+        "round 1: epoch 2 of 2: loss ",
+        "round 1: update of 440 bytes delivered",
+        "run run-1: finished",
+    ):
+        assert line in log
+    assert TOKEN not in log
+
+
+def test_the_log_as_json(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation, evaluate=True)
+    with scene.client("--exit-when-done", "--log-format", "json") as client:
+        until(lambda: bool(scene.federation.receipts))
+        scene.federation.send(RUN_ENDED)
+        _, log = client.communicate(timeout=10)
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert all({"time", "level", "message"} <= line.keys() for line in lines)
+    assert {line["level"] for line in lines} == {"info"}
+    epochs = [line for line in lines if "epoch" in line]
+    assert [(line["run"], line["round"], line["epoch"]) for line in epochs] == [(RUN, 1, 1), (RUN, 1, 2)]
+    assert [line["samples"] for line in lines if "correct" in line] == [60]
+
+
+def test_mutual_tls_from_a_bundle(scene: Scene) -> None:
+    from fedmpq.server import certificates
+
+    authority = certificates.make_authority()
+    served = certificates.issue_server(authority, [])
+    issued = certificates.issue_client(authority, "board-7")
+    ca = certificates.pem_of(authority.certificate)
+    bundle = scene.folder / "board-7"
+    bundle.mkdir()
+    for name, data in (("ca.pem", ca), ("client.pem", issued.certificate), ("client.key", issued.key)):
+        (bundle / name).write_bytes(data)
+    (bundle / "token").write_text(f"{TOKEN}\n")
+    scene.server.stop()
+    credentials = grpc.ssl_server_credentials([(served.key, served.certificate)], ca, True)
+    scene.server = RunningServer(scene.federation, credentials)
+    scene.federation.on_stream = [RUN_ENDED]
+    words = scene.words("--exit-when-done", "--bundle", str(bundle), token=False)
+    del words[words.index("--name") : words.index("--name") + 2]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert scene.federation.names == ["board-7"]
+
+
+# Killed and stopped
+
+
+def test_killed_while_it_trains_it_trains_the_round_anew(scene: Scene) -> None:
+    scene.federation.on_stream = endless(scene.work).offer(scene.federation)
+    with scene.client() as client:
+        wait_for_line(client, "epoch 3 of")
+    assert client.returncode == -signal.SIGKILL
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    with scene.client():
+        until(lambda: bool(scene.federation.receipts))
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+    assert scene.federation.count("Enroll") == 1
+
+
+def test_killed_while_it_uploads_it_goes_on_and_does_not_train(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.federation.faults.upload = [cut_after(200)] + [cut_after(0)] * 1000
+    with scene.client():
+        until(lambda: scene.federation.count("Upload") >= 2)
+    scene.federation.faults.upload = []
+    before = len(scene.federation.calls)
+    with scene.client("--exit-when-done") as client:
+        until(lambda: bool(scene.federation.receipts))
+        scene.federation.send(RUN_ENDED)
+        _, log = client.communicate(timeout=10)
+    assert "round 1: its update was not delivered yet" in log
+    assert "epoch" not in log
+    assert scene.federation.calls[before:] == [("GetUpload", 0), ("Upload", 200)]
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("moment", ["waiting", "training", "no server"])
+def test_a_signal_ends_it_soon_and_cleanly(scene: Scene, number: int, code: int, moment: str) -> None:
+    if moment == "training":
+        scene.federation.on_stream = endless(scene.work).offer(scene.federation)
+    if moment == "no server":
+        scene.server.stop()
+    said = {"waiting": "connected", "training": "epoch 2 of", "no server": "cannot be reached"}[moment]
+    with scene.client() as client:
+        wait_for_line(client, said)
+        started = time.monotonic()
+        client.send_signal(number)
+        _, log = client.communicate(timeout=10)
+        assert time.monotonic() - started < 2.5
+    assert client.returncode == code
+    assert "stopping; what is not done goes on at the next start" in log
+    assert "Traceback" not in log
+    assert "Exception" not in log
+
+
+# Mistakes
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["client", *words]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        logging.getLogger("fedmpq.client").handlers.clear()
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.rstrip().splitlines()[-1]
+
+
+def test_mistakes_are_one_line_that_says_what_to_do(
+    scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = ("--data", str(tmp_path / "data.npz"), "--state", str(tmp_path / "state"))
+    here, far = ("--server", "localhost:50051"), ("--server", "192.0.2.1:50051")
+    ca = tmp_path / "ca.pem"
+    ca.write_text("-----BEGIN CERTIFICATE-----\n")
+    for words, expected in (
+        ((*far, "--budget", "4", *data), "there is no TLS: give --bundle DIR"),
+        (("--server", "localhost", "--budget", "4", *data), "give HOST:PORT"),
+        ((*here, "--budget", "9", *data), "--budget 9 is outside 1..8"),
+        ((*here, "--budget", "4", *data, "--name", "a b"), "give a --name"),
+        ((*here, "--budget", "4", *data, "--token", "a", "--token-file", "b"), "leave one of them out"),
+        ((*here, "--budget", "4", *data, "--cert", str(ca)), "--cert and --key belong together"),
+        ((*far, "--budget", "4", *data, "--ca", str(ca)), "ca.pem is no certificate in PEM form"),
+        ((*here, "--budget", "4", *data, "--bundle", str(tmp_path)), "it has no client.pem"),
+        ((*here, "--budget", "4", *data, "--retry-least", "9", "--retry-most", "3"), "at most --retry-most"),
+        ((*here, "--budget", "4", *data), "not enrolled yet"),
+        ((*here, "--budget", "4", "--data", "/nowhere", *data[2:]), "/nowhere: no such file or folder"),
+    ):
+        assert expected in mistake(capsys, *words)
+
+
+def test_a_revoked_identity_is_exit_code_2(scene: Scene) -> None:
+    scene.federation.on_stream = [RUN_ENDED]
+    scene.finish("--exit-when-done")
+    scene.federation.identities.clear()
+    log = scene.finish("--exit-when-done", code=2)
+    last = log.splitlines()[-1]
+    assert last.startswith(f"fedmpq client: {scene.server.address} refused this board:")
+    assert f"delete {scene.folder / 'state' / 'identity.json'} and start with a new token" in last
+
+
+def test_a_second_client_on_the_same_state_is_refused(scene: Scene) -> None:
+    with scene.client():
+        until(lambda: scene.federation.streams == 1)
+        assert "give this one its own --state DIR" in scene.finish(code=2)
+
+
+def test_an_open_identity_file_is_refused(scene: Scene) -> None:
+    scene.federation.on_stream = [RUN_ENDED]
+    scene.finish("--exit-when-done")
+    (scene.folder / "state" / "identity.json").chmod(0o644)
+    assert "run chmod 600 " in scene.finish("--exit-when-done", code=2)
+
+
+def test_the_manual_has_every_option() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    client_command.add_arguments(parser)
+    manual = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
+    options = [option for action in parser._actions for option in action.option_strings]
+    assert len(options) > 20
+    assert [option for option in options if f"`{option}" not in manual] == []
+
+
+# Small and quiet
+
+
+def status(process: int, entry: str) -> int:
+    text = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return int(text.partition(f"\n{entry}:")[2].split()[0])
+
+
+def wake_ups(process: int) -> int:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    entry = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
+    found = (entry.search((task / "status").read_text(encoding="ascii")) for task in tasks)
+    return sum(int(match[1]) for match in found if match)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_a_waiting_client_hardly_wakes(scene: Scene) -> None:
+    """No polling: what is left are gRPC's own timers, a few a second."""
+    with scene.client() as client:
+        until(lambda: scene.federation.streams == 1)
+        time.sleep(1)
+        before = wake_ups(client.pid)
+        time.sleep(4)
+        assert wake_ups(client.pid) - before < 4 * 15
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_the_whole_client_stays_small_while_it_trains_resnet20(tmp_path: Path) -> None:
+    """Session, gRPC, evaluation and two steps of batch 64."""
+    from tools import rounds
+
+    plan = TrainingPlan(epochs=1, batch_size=64, pad=4, flip=True)
+    rounds.make(tmp_path / "round.npz", "resnet20", (3, 32, 32), 128, plan)
+    given = rounds.load(tmp_path / "round.npz")
+    _save(tmp_path / "data.npz", images=given.data.images, labels=given.data.labels)
+    server = RunningServer(FakeFederation())
+    layers = {
+        name: layer.unpack(given.graph.weight_shape(name)) for name, layer in given.assignment.layers.items()
+    }
+    work = Work(given.graph, layers, dict(given.assignment.side), plan, given.data.class_names)
+    scene = Scene(tmp_path, server, given.data, work)
+    scene.federation.on_stream = work.offer(scene.federation, evaluate=True)
+    with scene.client("--threads", "2") as client:
+        until(lambda: bool(scene.federation.receipts))
+        peak = status(client.pid, "VmHWM") * 1024 / 1e6
+    server.stop()
+    assert peak < MEGABYTES
+    print(f"peak {peak:.1f} MB")
+
+
+def test_the_client_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; import fedmpq.edge_client.client_process; "
+        "print([m for m in ('torch', 'PIL', 'rich', 'sqlalchemy', 'cryptography') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
