@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import planes, train_step
+from bench import federation, planes, train_step
 from bench.machine import Machine
 from bench.memory import ROOT
 from bench.timing import load_average
@@ -89,6 +89,12 @@ def plane_results(repetitions: int) -> list[planes.Result]:
     return results
 
 
+def federation_facts() -> Facts:
+    facts = federation.measure(federation.Case()).as_dict()
+    print(f"\n{federation.table(facts)}", flush=True)
+    return facts
+
+
 def described(machine: Machine, before: list[float], after: list[float]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     today = datetime.datetime.now(datetime.timezone.utc).date()
@@ -150,6 +156,30 @@ def plane_table(results: list[planes.Result]) -> str:
     return "\n".join(lines)
 
 
+def federation_table(facts: Facts) -> str:
+    lines = [
+        f"A round of {facts['clients']} clients that train nothing, {facts['model']}"
+        f" ({facts['parameters']:,} numbers), {facts['budget']} bits per weight; Flower"
+        f" {facts['flwr_version'] or 'was not installed'}. Turns of each: {facts['repetitions']}, of"
+        f" {facts['rounds']} rounds. The server's memory peaks at {facts['server_peak_mb']:.0f} MB.",
+        "",
+        "| | FedMPQ (least to most) | Flower (least to most) | Flower / FedMPQ |",
+        "|---|---|---|---|",
+    ]
+    for title, key, scale, form in federation.MEASURES:
+        own, theirs = (_spread_cell(facts["spreads"][name], scale, form) for name in (key, f"flwr_{key}"))
+        ratio = f"**{federation.times_flower(facts, key):.1f}**" if theirs else ""
+        lines.append(f"| {title} | {own} | {theirs} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _spread_cell(spread: dict[str, float] | None, scale: float, form: str) -> str:
+    if spread is None:
+        return ""
+    median, least, greatest = (spread[name] * scale for name in ("median", "least", "greatest"))
+    return f"{median:{form}} ({least:{form}} to {greatest:{form}})"
+
+
 def with_generated(page: str, generated: str) -> str:
     """The page with what stands between its markers replaced."""
     head, begin, rest = page.partition(BEGIN)
@@ -168,6 +198,7 @@ def main() -> None:
     before = load_average()
     plane_rows = plane_results(arguments.repetitions)
     steps = list(step_facts(arguments.repetitions))
+    rounds = federation_facts()
     parts = [
         described(Machine.here(), before, load_average()),
         step_table(steps),
@@ -175,6 +206,7 @@ def main() -> None:
         f"Bits per weight of ResNet-20: {steps[0]['bits']}. Update rule: {steps[0]['update']}."
         f" Turns of each rival: {arguments.repetitions}.",
         plane_table(plane_rows),
+        federation_table(rounds),
     ]
     generated = "\n\n".join(part for part in parts if part)
     arguments.page.write_text(with_generated(page, generated), encoding="utf-8")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedmpq.cli.main import main
 from fedmpq.lab.experiment import Experiment, read_toml
 from fedmpq.lab.simulation import prepare, run
+from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import open_blobs
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store import Store
@@ -41,6 +42,8 @@ class Federation:
     budgets: Sequence[float]
     settings: dict[str, Any] = field(default_factory=dict)
     database: str | None = None
+    split: Sequence[str] = ()
+    """More options of `fedmpq split`."""
     boards: dict[int, Program] = field(default_factory=dict)
     server: Program | None = None
     port: int = field(default_factory=free_port)
@@ -49,7 +52,7 @@ class Federation:
         self.settings = {**SETTINGS, "clients_per_round": len(self.budgets), **self.settings}
         parts = self.folder / "parts"
         words = ["split", "--data", "digits", "--clients", str(len(self.budgets)), "--alpha", str(ALPHA)]
-        assert main([*words, "--seed", str(self.settings["seed"]), "-o", str(parts)]) == 0
+        assert main([*words, *self.split, "--seed", str(self.settings["seed"]), "-o", str(parts)]) == 0
         self.state = self.folder / "state"
         self._write_config(parts / "run.toml")
         assert self._admin("init", "--host", "localhost") == 0
@@ -139,14 +142,21 @@ class Federation:
 
 def read_model(state: Path) -> Arrays:
     """The newest run's model as it is stored."""
+    with np.load(io.BytesIO(_read(state, "model"))) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def read_graph(state: Path) -> Graph:
+    return Graph.from_bytes(_read(state, "graph"))
+
+
+def _read(state: Path, blob: str) -> bytes:
     folder = StateFolder(state)
     store = Store.open(folder.database_url())
     try:
-        data = open_blobs(str(folder.blobs)).read(store.list_runs()[0].model)
+        return open_blobs(str(folder.blobs)).read(getattr(store.list_runs()[0], blob))
     finally:
         store.close()
-    with np.load(io.BytesIO(data)) as archive:
-        return {name: archive[name] for name in archive.files}
 
 
 def assert_same(one: Arrays, other: Arrays) -> None:

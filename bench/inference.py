@@ -1,0 +1,228 @@
+"""Exported models against the same network in fp32 and in ONNX Runtime's own static int8: size, speed, equality.
+
+One thread, batches of 1 and 64, rivals taking turns. The fp32 model and the static int8 model get normalised float
+images ready made; the exported ones get pixels. Weights are as initialised, BatchNorm's statistics and factors
+are drawn as they scatter in trained networks (a few negative), and bit-widths are what a server deals at the
+budget. MobileNetV2 and ResNet-18 have ImageNet's 1000 classes, the others 10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench.machine import Machine
+from bench.timing import interleaved, load_average
+from bench.workload import INPUT_SCALE, INPUT_ZERO_POINT, dealt_bits
+from fedmpq.export.executorch_lowering import compress, lower_to_executorch
+from fedmpq.export.executorch_runtime import ExecuTorchRunner
+from fedmpq.export.exporting import Deployed
+from fedmpq.export.float_onnx import lower_float, normalised
+from fedmpq.export.onnx_lowering import lower_to_onnx
+from fedmpq.export.onnx_runtime import OnnxRunner, float_session
+from fedmpq.export.verify import executorch_values, first_difference, random_images, reference
+from fedmpq.model import zoo
+from fedmpq.model.integer_program import IntegerProgram, compile_program
+from fedmpq.model.quantized import QuantizedLayer, Side, dequantize_all
+from fedmpq.model.trace import initial_state, trace
+
+BATCHES = (1, 64)
+SIZES = {"digits_cnn": 8, "mobilenet_v2": 64, "resnet18": 64}
+MANY_CLASSES = ("mobilenet_v2", "resnet18")
+CALIBRATION_IMAGES = 32
+COMPARED_IMAGES = 16
+TURN_SECONDS = 0.15
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The model exported, and what it is compared with."""
+
+    model: Deployed
+    program: IntegerProgram
+    onnx: bytes
+    pte: bytes
+    fp32: bytes
+    static_int8: bytes
+
+
+def make_model(name: str, bits: float) -> Deployed:
+    torch.manual_seed(0)
+    size, classes = SIZES.get(name, 32), 1000 if name in MANY_CLASSES else 10
+    module = zoo.build(name, classes=classes, channels=3)
+    graph = trace(
+        module,
+        torch.zeros(1, 3, size, size),
+        name=name,
+        input_scale=INPUT_SCALE,
+        input_zero_point=INPUT_ZERO_POINT,
+    )
+    weights, side = initial_state(module, graph)
+    layers = {
+        node.name: QuantizedLayer.from_weights(weights[node.name], b, "max", False)
+        for node, b in zip(graph.layers, dealt_bits(graph.layer_sizes, bits), strict=True)
+    }
+    return Deployed(graph, layers, scattered(side), tuple(str(i) for i in range(classes)))
+
+
+def scattered(side: Side) -> Side:
+    """BatchNorm as after training: each channel its own scale and offset."""
+    random = np.random.default_rng(0)
+    draws = {
+        "running_var": lambda a: a * np.exp(random.normal(0, 0.5, a.shape)),
+        "running_mean": lambda a: random.normal(0, 0.3, a.shape),
+        "weight": lambda a: random.normal(1, 0.4, a.shape),
+        "bias": lambda a: random.normal(0, 0.3, a.shape),
+    }
+    return {
+        name: draws[name.rsplit(".", 1)[1]](tensor).astype(np.float32)
+        if name.rsplit(".", 1)[1] in draws
+        else tensor
+        for name, tensor in side.items()
+    }
+
+
+def make_rivals(model: Deployed) -> Rivals:
+    program = compile_program(model.graph, model.layers, model.side)
+    fp32 = lower_float(model.graph, dequantize_all(model.layers), model.side).SerializeToString()
+    images = random_images(program, CALIBRATION_IMAGES, seed=1)
+    return Rivals(
+        model=model,
+        program=program,
+        onnx=lower_to_onnx(program, model.layers, {"classes": model.class_names}).to_bytes(),
+        pte=lower_to_executorch(program, model.layers),
+        fp32=fp32,
+        static_int8=static_int8(fp32, normalised(model.graph, images)),
+    )
+
+
+def static_int8(fp32: bytes, images: NDArray[np.float32]) -> bytes:
+    """ONNX Runtime's own quantization at its best: QDQ, per channel, calibrated."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches: Iterator[Mapping[str, Any]] = iter([{"image": images}])
+
+        def get_next(self) -> Mapping[str, Any] | None:
+            return next(self.batches, None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
+        source.write_bytes(fp32)
+        quantize_static(
+            source,
+            target,
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+        return target.read_bytes()
+
+
+def measure(rivals: Rivals, batch: int, repetitions: int) -> dict[str, Any]:
+    """Times of each, and how many times as fast as fp32 each is."""
+    graph = rivals.model.graph
+    pixels = random_images(rivals.program, max(2, batch))[:batch]
+    real = normalised(graph, pixels)
+    onnx, executorch = OnnxRunner(rivals.onnx), ExecuTorchRunner(rivals.pte)
+    fp32, static = float_session(rivals.fp32), float_session(rivals.static_int8)
+    jobs = {
+        "fp32": lambda: fp32(real),
+        "onnx": lambda: onnx.logits(pixels),
+        "executorch": lambda: executorch.logits(pixels),
+        "static_int8": lambda: static(real),
+    }
+    timings = interleaved(jobs, repetitions, TURN_SECONDS)
+    speedups = {name: timings.ratio("fp32", name) for name in jobs if name != "fp32"}
+    return {
+        "batch": batch,
+        "milliseconds": {name: round(timings.time(name).median * 1e3, 4) for name in jobs},
+        "speedups": {name: spread.as_dict() for name, spread in speedups.items()},
+    }
+
+
+def equality(rivals: Rivals) -> dict[str, bool]:
+    images = random_images(rivals.program, COMPARED_IMAGES, seed=2)
+    codes = executorch_values(rivals.program, rivals.model.layers, images)
+    return {
+        "onnx_equal": np.array_equal(
+            OnnxRunner(rivals.onnx).logits(images), reference(rivals.program, images)
+        ),
+        "executorch_codes_equal": first_difference(rivals.program, images, codes) is None,
+    }
+
+
+def facts_of(name: str, bits: float, repetitions: int) -> dict[str, Any]:
+    before = load_average()
+    rivals = make_rivals(make_model(name, bits))
+    batches = [measure(rivals, batch, repetitions) for batch in BATCHES]
+    bare = rivals.model.bare_bytes
+
+    def slowest(rival: str) -> float:
+        return round(min(each["speedups"][rival]["median"] for each in batches), 3)
+
+    return {
+        "model": name,
+        "budget": bits,
+        "classes": len(rivals.model.class_names),
+        "bare_bytes": round(bare),
+        "onnx_size_ratio": round(len(rivals.onnx) / bare, 4),
+        "pte_xz_size_ratio": round(len(compress(rivals.pte)) / bare, 4),
+        "fp32_size_ratio": round(len(rivals.fp32) / bare, 4),
+        "static_int8_size_ratio": round(len(rivals.static_int8) / bare, 4),
+        # The lesser of the two batches'.
+        "onnx_speedup": slowest("onnx"),
+        "executorch_speedup": slowest("executorch"),
+        "static_int8_speedup": slowest("static_int8"),
+        **equality(rivals),
+        "batches": batches,
+        "load_average_before": before,
+        "load_average_after": load_average(),
+    }
+
+
+def table(facts: Mapping[str, Any]) -> str:
+    lines = [
+        f"{facts['model']}, {facts['budget']:g} bits, {facts['bare_bytes']:,} bytes bare; equal:"
+        f" onnx {facts['onnx_equal']}, executorch codes {facts['executorch_codes_equal']};"
+        f" load average {facts['load_average_before'][0]}",
+        f"{'':<14}{'x bare size':>12}" + "".join(f"{f'ms at {b}':>12}{'x fp32':>8}" for b in BATCHES),
+    ]
+    sizes = {"onnx": "onnx", "executorch": "pte_xz", "static_int8": "static_int8", "fp32": "fp32"}
+    for rival, size in sizes.items():
+        cells = f"{rival:<14}{facts[f'{size}_size_ratio']:12.3f}"
+        for each in facts["batches"]:
+            speedup = each["speedups"].get(rival, {"median": 1.0})["median"]
+            cells += f"{each['milliseconds'][rival]:12.3f}{speedup:8.2f}"
+        lines.append(cells)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.inference", description=__doc__)
+    parser.add_argument("--model", choices=zoo.names(), default="resnet20")
+    parser.add_argument("--bits", type=float, default=4.0, help="bits per weight (default %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=15, help="turns per rival (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    if Machine.here().busy_with(load := load_average()):
+        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
+    facts = facts_of(arguments.model, arguments.bits, arguments.repetitions)
+    print(json.dumps(facts) if arguments.json else table(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A real server without TLS on loopback, and stand-ins in the test's process that speak the protocol to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmpq.cli.main import main
+from tests.federation.processes import Program, free_port, wait_for_port
+from tests.server.stand_in import StandIn
+
+CONFIG: dict[str, Any] = {
+    "name": "crowd",
+    "model": "resnet20",
+    "image": [8, 8, 1],
+    "classes": 10,
+    "input_scale": 0.02,
+    "input_zero_point": 128,
+    "seed": 3,
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    program: Program
+    address: str
+    state: Path
+    token: str
+
+    def stand_in(self, number: int, **changes: Any) -> StandIn:
+        return StandIn(self.address, f"client-{number:03}", **changes)
+
+    def peak_mb(self) -> float:
+        """The most memory the server has had, in MB; its last process is the one that counts."""
+        status = Path(f"/proc/{self.program.process.pid}/status").read_text(encoding="ascii")
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024 / 1e6
+
+
+@contextmanager
+def served(folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> Iterator[Served]:
+    """The server with a run of these settings; it stays up when the run has ended."""
+    folder.mkdir(exist_ok=True)
+    state, config = folder / "state", folder / "run.toml"
+    config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in {**CONFIG, **settings}.items()))
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    words = ["server", str(config), "--state", str(state), "--listen", address]
+    program = Program(folder / "server.log", *words)
+    try:
+        wait_for_port(port, program)
+        capsys.readouterr()
+        assert main(["server", "token", "--many", "--state", str(state)]) == 0
+        token = next(word for word in capsys.readouterr().out.split() if word.startswith("fmq_"))
+        yield Served(program, address, state, token)
+    finally:
+        program.kill()
