@@ -52,9 +52,9 @@ build/typed: Makefile
 	@$(PIP) "$(TORCH)"
 	@echo "==> build tools"
 	@$(PIP) "setuptools>=77" "cmake>=3.22" ninja
-	@echo "==> fedmpq with its kernels, lab and development tools"
+	@echo "==> fedmpq with its kernels, lab, export and development tools"
 	@# setuptools warns at every editable install, whatever the layout
-	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation -e ".[edge,server,postgres,lab,dev]"
+	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation -e ".[edge,server,postgres,export,lab,dev]"
 	@touch $@
 
 .venv/bin/python:

@@ -1,68 +1,107 @@
 """Memory for the tensors of a training step, the same from step to step.
 
-Fresh pages from the operating system cost more time than many a kernel that fills them. An arena knows after
-one step how much room a step needs at its fullest, and from then on lends parts of one block. What is lent
-comes back by itself when nobody refers to it any more.
+Fresh pages from the operating system cost more time than many a kernel that fills them. So the buffers of a
+step lie in one block. A step is a sequence of moments, each a call; a buffer lives from the first moment that
+uses it to the last, and buffers whose lives do not meet may share their place.
 """
 
 from __future__ import annotations
 
-import math
-import mmap
-import weakref
 from bisect import insort
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from fedmpq.kernels.tensors import Buffer
+
 _ALIGNMENT = 64
 
 
-class Arena:
-    """Lends arrays, first fit; not for use by two threads at once."""
+@dataclass
+class _Life:
+    """The first and the last moment of use."""
+
+    first: int = -1
+    last: int = -1
+
+    def meets(self, other: _Life) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+class StepBuffer(Buffer):
+    """A buffer of a `Layout`; `start` is where in the block it lies."""
+
+    def __init__(self, count: int, dtype: DTypeLike, life: _Life | None = None) -> None:
+        super().__init__(count, dtype)
+        self.life = life or _Life()
+        self.size = -(-max(1, count * self.dtype.itemsize) // _ALIGNMENT) * _ALIGNMENT
+        self.start = 0
+        self._parts: list[StepBuffer] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def split(self, number: int) -> list[StepBuffer]:
+        """So many equal parts, one behind the other; what uses a part uses the whole."""
+        self._parts = [StepBuffer(self.count // number, self.dtype, self.life) for _ in range(number)]
+        return self._parts
+
+    def put(self, array: NDArray[Any]) -> None:
+        super().put(array)
+        for number, part in enumerate(self._parts):
+            part.put(array[number * part.count : (number + 1) * part.count])
+
+
+class Layout:
+    """The buffers of one kind of step: used in the order of its calls, then placed, then put into a block."""
 
     def __init__(self) -> None:
-        self._block = np.empty(0, np.uint8)
-        self._needed = 0
-        self._starts: list[int] = []
-        """Where what is lent begins, in order."""
-        self._ends: dict[int, int] = {}
-        self._leases: dict[int, weakref.ref[Any]] = {}
+        self._buffers: list[StepBuffer] = []
+        self._moment = 0
 
-    def begin_step(self) -> None:
-        """Make the block as large as the fullest moment so far; only when nothing is lent."""
-        if self._needed > self._block.nbytes and not self._starts:
-            self._block = np.empty(0, np.uint8)
-            self._block = np.empty(self._needed, np.uint8)
+    def buffer(self, count: int, dtype: DTypeLike) -> StepBuffer:
+        self._buffers.append(StepBuffer(count, dtype))
+        return self._buffers[-1]
 
-    def take(self, shape: tuple[int, ...] | int, dtype: DTypeLike) -> NDArray[Any]:
-        """An array with whatever was in it before; outside the block while that has no room for it yet."""
-        count = math.prod(shape) if isinstance(shape, tuple) else shape
-        size = count * np.dtype(dtype).itemsize
-        start = self._gap(size)
-        self._needed = max(self._needed, start + size)
-        if start + size <= self._block.nbytes:
-            array = np.frombuffer(self._block.data, dtype, count, start)
-        else:
-            # Pages of its own, which go back once free: the heap would keep them beside the block.
-            array = np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, count)
-        # The array and all views of it share one memoryview: its end is theirs.
-        lease: Any = array.base
-        insort(self._starts, start)
-        self._ends[start] = start + size
-        self._leases[start] = weakref.ref(lease, lambda _: self._end(start))
-        return array.reshape(shape) if isinstance(shape, tuple) else array
+    def use(self, *buffers: Buffer) -> None:
+        """The step's next moment, which reads or writes these; buffers from elsewhere do not matter."""
+        for buffer in buffers:
+            if isinstance(buffer, StepBuffer):
+                buffer.life.last = self._moment
+                if buffer.life.first < 0:
+                    buffer.life.first = self._moment
+        self._moment += 1
 
-    def _end(self, start: int) -> None:
-        self._starts.remove(start)
-        del self._ends[start], self._leases[start]
+    def place(self) -> int:
+        """Choose the places, the largest buffer first, each as low as it fits; the bytes needed in all."""
+        placed: list[StepBuffer] = []
+        for buffer in sorted(self._buffers, key=lambda each: each.size, reverse=True):
+            for other in placed:  # in the order of their places
+                if other.life.meets(buffer.life) and other.end > buffer.start:
+                    if other.start >= buffer.end:
+                        break
+                    buffer.start = other.end
+            insort(placed, buffer, key=lambda each: each.start)
+        return max((buffer.end for buffer in placed), default=0)
 
-    def _gap(self, size: int) -> int:
-        """The lowest place where `size` bytes fit between what is lent."""
-        start = 0
-        for begin in self._starts:
-            if begin - start >= size:
-                break
-            start = -(-self._ends[begin] // _ALIGNMENT) * _ALIGNMENT
-        return start
+    def put_into(self, block: NDArray[np.uint8]) -> None:
+        """Give every buffer its array, with whatever is in it."""
+        for buffer in self._buffers:
+            buffer.put(np.frombuffer(block.data, buffer.dtype, buffer.count, buffer.start))
+
+
+class Arena:
+    """The block that layouts share: one step is over when the next begins."""
+
+    def __init__(self) -> None:
+        self.block = np.empty(0, np.uint8)
+
+    def grow(self, size: int) -> None:
+        """A block of at least so many bytes; layouts that were put into a smaller one must be put anew."""
+        if size > self.block.nbytes:
+            # The old one first: both at once would be the most memory that training ever takes.
+            self.block = np.empty(0, np.uint8)
+            self.block = np.empty(size, np.uint8)

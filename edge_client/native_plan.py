@@ -184,12 +184,3 @@ def _the_quantizer(graph: Graph, node: Node) -> Quantizer:
     if found[0].op.signed and isinstance(source.op, Relu):
         raise GraphError(f"{found[0].name!r} quantizes a ReLU's output with a sign; make it unsigned")
     return found[0]
-
-
-def kept_for_backward(units: tuple[Unit, ...]) -> frozenset[str]:
-    """The codes that the backward pass reads: the inputs of products and of maximum pools."""
-    kept: set[str] = set()
-    for unit in units:
-        if isinstance(unit, ProductUnit) or (isinstance(unit, MoveUnit) and isinstance(unit.op, MaxPool)):
-            kept.update(unit.sources)
-    return frozenset(kept - {INPUT})

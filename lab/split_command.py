@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("--data", required=True, help="digits, fashion-mnist, cifar10:DIR, or a path")
     parser.add_argument("--clients", type=int, required=True, help="how many parts")
-    parser.add_argument(
-        "--alpha", type=float, default=0.5, help="label skew; inf: even (default 0.5)"
-    )
+    parser.add_argument("--alpha", type=float, default=0.5, help="label skew; inf: even (default 0.5)")
     parser.add_argument("--seed", type=int, default=0, help="of the division and of run.toml (default 0)")
     parser.add_argument("--size", type=int, help="resize images to this many pixels a side")
     parser.add_argument("--train-limit", type=int, help="use at most so many training images")

@@ -27,24 +27,7 @@ def native_products(
 
 def _conv(op: Conv2d | Linear, shape: tuple[int, ...]) -> native.Conv:
     if isinstance(op, Linear):
-        return native.Conv(shape[0], 1, 1, op.in_features, 1, 1, op.out_features, *(1,) * 4, 0, 0, 1, 1, 1)
+        return native.Conv.over(shape[0], (op.in_features, 1, 1), out_channels=op.out_features)
     images, height, width, channels = shape
-    sizes = [
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, p, d, k, s in zip(
-            (height, width), op.padding, op.dilation, op.kernel, op.stride, strict=True
-        )
-    ]
-    return native.Conv(
-        images,
-        height,
-        width,
-        channels,
-        *sizes,
-        op.out_channels,
-        *op.kernel,
-        *op.stride,
-        *op.padding,
-        *op.dilation,
-        op.groups,
-    )
+    window = op.kernel, op.stride, op.padding, op.dilation, op.out_channels, op.groups
+    return native.Conv.over(images, (channels, height, width), *window)

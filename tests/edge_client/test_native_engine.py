@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -23,9 +23,9 @@ from fedmpq import kernels
 from fedmpq.edge_client.arena import Arena
 from fedmpq.edge_client.engine import Batch, Engine, EngineError, EpochResult, TrainingError, make_engine
 from fedmpq.edge_client.local_round import batches
-from fedmpq.edge_client.native_engine import NativeEngine, _Step
+from fedmpq.edge_client.native_engine import NativeEngine
 from fedmpq.edge_client.torch_engine import TorchEngine
-from fedmpq.kernels import training
+from fedmpq.kernels import bound, training
 from fedmpq.model import integer_forward, zoo
 from fedmpq.model.activations import MIN_CLIP
 from fedmpq.model.exchange import TrainingPlan
@@ -36,6 +36,7 @@ from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws
 from fedmpq.model.trace import initial_state, trace
 from tests.edge_client.small_graphs import GRAPHS, random_batch, random_state
+from tests.edge_client.watched_calls import Watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -171,10 +172,18 @@ def test_batches_that_are_not_contiguous_will_do() -> None:
 def test_means_are_over_samples_not_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 16 and 2 with losses of 16 and 2 and one right answer each."""
 
-    def loss(acc: Any, samples: int, classes: int, *_: Any) -> tuple[float, int, NDArray[np.float32]]:
-        return float(samples), 1, np.zeros((samples, classes), np.float32)
+    own = bound.softmax_loss
 
-    monkeypatch.setattr(training, "softmax_loss", loss)
+    def judged(acc: Any, samples: int, classes: int, *rest: Any) -> bound.Call:
+        *_, gradient, loss = rest
+
+        def falsify(_: int) -> int:
+            gradient.array[:], loss.array[:] = 0.0, samples
+            return 1
+
+        return Watched(own(acc, samples, classes, *rest), after=falsify)
+
+    monkeypatch.setattr(bound, "softmax_loss", judged)
     model = small_model("images")
     result, _, _ = outcome(loaded(model), model[0], (16, 2))
     assert result.samples == 18
@@ -188,15 +197,19 @@ def arrays_of(root: object) -> Iterator[NDArray[Any]]:
     waiting = [root]
     while waiting:
         item = waiting.pop()
-        if id(item) in seen or isinstance(item, Arena):
+        if id(item) in seen or isinstance(item, Arena | memoryview):
             continue
         seen.add(id(item))
         if isinstance(item, np.ndarray):
-            yield item
+            if item.base is None:
+                yield item
+            waiting.append(item.base)
         elif isinstance(item, dict):
             waiting.extend(item.values())
         elif isinstance(item, list | tuple | set | frozenset):
             waiting.extend(item)
+        elif isinstance(item, bound.Call):
+            waiting.extend(item._kept)
         elif hasattr(item, "__dict__"):
             waiting.extend(vars(item).values())
 
@@ -211,11 +224,12 @@ def test_codes_are_the_only_weights_kept(plan: TrainingPlan, per_channel: bool, 
     kept, weights = list(arrays_of(engine)), sum(graph.layer_sizes)
     assert sum(array.size for array in kept if array.dtype == np.uint8) == weights
     floats = sum(array.size for array in kept if array.dtype.kind == "f")
-    # Per channel: step, scale and rate. Per layer: a Lasso table. Per side tensor: itself and its momentum.
+    # Per channel: step, scale, rate and a zero. Per layer: a Lasso table. Per side tensor: itself, its
+    # gradient, its momentum and a limit or weight.
     channels = sum(graph.weight_shape(node.name)[0] for node in graph.layers)
     tables = sum(2 ** (layer.bits - 1) for layer in layers.values())
     blocks = sum(-(-size // training.MOMENTUM_BLOCK) for size in graph.layer_sizes)
-    small = 2 * sum(tensor.size for tensor in side.values()) + 3 * channels + tables + blocks
+    small = 4 * sum(tensor.size for tensor in side.values()) + 4 * channels + tables + blocks
     assert floats <= small + (weights if momentum_bits == 32 else 0)
     assert small < weights
     signed = sum(array.size for array in kept if array.dtype == np.int8)
@@ -223,11 +237,29 @@ def test_codes_are_the_only_weights_kept(plan: TrainingPlan, per_channel: bool, 
     assert not [array.dtype for array in kept if array.dtype not in (np.uint8, np.int8, np.float32)]
 
 
-def test_nothing_of_a_step_outlives_it() -> None:
+def test_a_batch_does_not_outlive_its_step() -> None:
     model = small_model("bottlenecks")
     engine = loaded(model)
-    outcome(engine, model[0], (8, 8))
-    assert not [item for item in gc.get_objects() if type(item) is _Step]
+    batch = random_batch(model[0], 8)
+    kept = [weakref.ref(array) for array in batch]
+    engine.train_epoch(iter([batch]))
+    del batch
+    assert [array() for array in kept] == [None, None]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_batch_sizes_may_change_at_will(name: str) -> None:
+    """A step made anew in memory of its own does what one does that has shared memory with others."""
+    model, sizes = small_model(name), (3, 8, 1, 3, 12, 8, 2, 12, 3)
+    shared, apart = loaded(model), loaded(model)
+    expected = []
+    for seed, size in enumerate(sizes):
+        apart._steps.clear()
+        apart._arena = Arena()
+        expected.append(apart.train_epoch([random_batch(model[0], size, seed)]))
+    results = [shared.train_epoch([random_batch(model[0], size, seed)]) for seed, size in enumerate(sizes)]
+    assert results == expected
+    assert_same((results[0], shared.layers(), shared.side()), (results[0], apart.layers(), apart.side()))
 
 
 @pytest.fixture
@@ -236,7 +268,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a kernel ran")
 
     for name in ("conv_forward", "max_pool", "requantize", "update_codes"):
-        monkeypatch.setattr(training, name, refuse)
+        monkeypatch.setattr(bound, name, refuse)
 
 
 def spoiled(batch: Batch, **changes: Callable[[NDArray[Any]], NDArray[Any]]) -> Batch:
@@ -345,15 +377,17 @@ def test_a_gradient_that_is_no_number_names_the_layer_and_leaves_its_codes(
     monkeypatch: pytest.MonkeyPatch, plan: TrainingPlan, momentum_bits: int, bad: float
 ) -> None:
     model = small_model("residuals")
-    own, victim = training.conv_backward_weights, model[0].layers[3]
+    own, victim = bound.conv_backward_weights, model[0].layers[3]
     shape = model[0].weight_shape(victim.name)
 
-    def spoil(conv: Any, codes: Any, errors: Any, scale: Any, threads: int, gradient: Any) -> None:
-        own(conv, codes, errors, scale, threads, gradient)
-        if (conv.out_channels, conv.channels, conv.stride_h) == (shape[0], shape[1], 2):
-            gradient[-1] = bad
+    def spoiling(conv: Any, codes: Any, errors: Any, scale: Any, threads: int, gradient: Any) -> bound.Call:
+        def spoil(_: None) -> None:
+            if (conv.out_channels, conv.channels, conv.stride_h) == (shape[0], shape[1], 2):
+                gradient.array[-1] = bad
 
-    monkeypatch.setattr(training, "conv_backward_weights", spoil)
+        return Watched(own(conv, codes, errors, scale, threads, gradient), after=spoil)
+
+    monkeypatch.setattr(bound, "conv_backward_weights", spoiling)
     engine = loaded(model, replace(plan, momentum_bits=momentum_bits))
     with pytest.raises(
         TrainingError, match=r"gradient of layer 'conv2d\d+' is not finite in training step 0"
@@ -397,13 +431,13 @@ def test_huge_and_tiny_steps_are_survived_or_named(scale: float) -> None:
 
 def test_errors_too_small_for_a_scale_count_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits so far apart that softmax leaves 1e-38: neither a division by zero nor a move."""
-    own, inverses = training.quantize_error, []
+    own, inverses = bound.quantize_error, []
 
-    def watch(error: Any, images: int, count: int, inverse: float, *rest: Any) -> None:
-        inverses.append(inverse)
-        own(error, images, count, inverse, *rest)
+    def watching(error: Any, images: int, count: int, inverse: Any, *rest: Any) -> bound.Call:
+        call = own(error, images, count, inverse, *rest)
+        return Watched(call, after=lambda _: inverses.append(inverse.value))
 
-    monkeypatch.setattr(training, "quantize_error", watch)
+    monkeypatch.setattr(bound, "quantize_error", watching)
     graph, layers, side = small_model("convolutions")
     side[f"{graph.output}.bias"][:] = [300.0, 0.0, 0.0, 0.0, 0.0]
     plan = replace(ROUNDED, weight_decay=0.0, lasso=0.0)
@@ -435,7 +469,8 @@ def test_side_tensors_follow_sgd() -> None:
         gradient = random.normal(size=8).astype(np.float32)
         expected.grad = torch.from_numpy(gradient.copy())
         optimizer.step()
-        engine._update_side(name, gradient)
+        engine._side.gradients[engine._side.places[name]] = gradient
+        engine._side.update()
         np.testing.assert_allclose(engine.side()[name], expected.detach().numpy(), rtol=1e-6)
 
 

@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 
 from fedmpq.edge_client import torch_engine
 from fedmpq.edge_client.engine import Batch, EpochResult
-from fedmpq.edge_client.native_engine import NativeEngine, Tensor, _unpaired
+from fedmpq.edge_client.native_engine import NativeEngine
+from fedmpq.edge_client.native_step import NativeStep
 from fedmpq.edge_client.torch_engine import TorchEngine, _Network, _TrainedLayer
-from fedmpq.kernels import training
+from fedmpq.kernels import bound
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import Conv2d, Graph, Linear
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
 from tests.edge_client.small_graphs import GRAPHS, random_batch, random_state
+from tests.edge_client.watched_calls import Watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,24 +50,42 @@ class WatchedNative(NativeEngine):
 
     seen: Seen
 
-    def _product(self, unit: Any, quantizer: Any, step: Any) -> Tensor:
-        return self._watch(unit.output, super()._product(unit, quantizer, step))
+    def load(self, *args: Any) -> None:
+        super().load(*args)
+        self._side.update = self._watch_side  # type: ignore[method-assign]
 
-    def _sum(self, unit: Any, step: Any) -> Tensor:
-        return self._watch(unit.output, super()._sum(unit, step))
+    def _new_step(self, images: int) -> NativeStep:
+        step = super()._new_step(images)
+        for unit in step._units:
+            self._watch_codes(unit)
+            self._watch_layer(unit)
+        return step
 
-    def _move(self, unit: Any, step: Any) -> Tensor:
-        return self._watch(unit.output, super()._move(unit, step))
+    def _watch_codes(self, unit: Any) -> None:
+        forward = unit.forward
 
-    def _watch(self, name: str, tensor: Tensor) -> Tensor:
-        self.seen.codes[name] = _unpaired(tensor).astype(np.int64) - tensor.codes.zero
-        return tensor
+        def watched() -> None:
+            forward()
+            if hasattr(unit, "_target"):
+                self.seen.codes[unit._unit.output] = (
+                    unit._target.unpaired().astype(np.int64) + unit._target.low
+                )
 
-    def _update_codes(self, unit: Any, gradient: Array, step: Any) -> None:
-        self.seen.layers[unit.node.name] = gradient.copy()
+        unit.forward = watched
 
-    def _update_side(self, name: str, gradient: Array) -> None:
-        self.seen.sides[name] = np.array(gradient)
+    def _watch_layer(self, unit: Any) -> None:
+        def watched() -> int:
+            self.seen.layers[unit._unit.node.name] = unit._learner._gradient.array.copy()
+            return 0
+
+        if hasattr(unit, "_learner"):
+            unit._learner._update = watched
+
+    def _watch_side(self) -> None:
+        side = self._side
+        side._stop_at_bounds()
+        for name, place in side.places.items():
+            self.seen.sides[name] = side.gradients[place].reshape(side._shapes[name]).copy()
 
 
 class WatchedTorch(TorchEngine):
@@ -193,18 +213,22 @@ def test_8_bit_errors_are_right_on_average(name: str) -> None:
 def test_accumulators_are_exact(monkeypatch: pytest.MonkeyPatch, name: str, bits: tuple[int, ...]) -> None:
     graph = GRAPHS[name]()
     layers, side = random_state(graph, bits=bits)
-    forward, sums = training.conv_forward, dict[str, NDArray[np.int32]]()
+    own, sums = bound.conv_forward, dict[str, NDArray[np.int32]]()
     names = iter(node.name for node in graph.layers)
 
-    def watch(conv: Any, codes: Any, weights: Any, threads: int, acc: Any, statistics: bool = False) -> Any:
-        totals = forward(conv, codes, weights, threads, acc, statistics)
-        sums[next(names)] = acc.reshape(conv.images, -1).copy()
-        if statistics:
-            by_channel = acc.reshape(-1, conv.out_channels).astype(np.float64)
-            np.testing.assert_array_equal(totals, [by_channel.sum(axis=0), (by_channel**2).sum(axis=0)])
-        return totals
+    def watching(conv: Any, codes: Any, weights: Any, threads: int, acc: Any, totals: Any) -> bound.Call:
+        name = next(names)
 
-    monkeypatch.setattr(training, "conv_forward", watch)
+        def watch(_: None) -> None:
+            sums[name] = acc.array.reshape(conv.images, -1).copy()
+            if totals is not None:
+                by_channel = acc.array.reshape(-1, conv.out_channels).astype(np.float64)
+                found = totals.array[: 2 * conv.out_channels].reshape(2, -1)
+                np.testing.assert_array_equal(found, [by_channel.sum(axis=0), (by_channel**2).sum(axis=0)])
+
+        return Watched(own(conv, codes, weights, threads, acc, totals), after=watch)
+
+    monkeypatch.setattr(bound, "conv_forward", watching)
     images, labels = random_batch(graph, 5)
     seen = watched(WatchedNative(2), graph, (layers, side), (images, labels), DRAWS)
     seen.codes["input"] = images.astype(np.int64).reshape(5, -1) - graph.input.zero_point
@@ -247,14 +271,15 @@ def test_the_update_is_the_torch_engines_to_the_bit(
         node.name: _TrainedLayer(index, node.name, layers[node.name], plan, DRAWS)
         for index, node in enumerate(graph.layers)
     }
-    own, index = training.update_codes, {i: node.name for i, node in enumerate(graph.layers)}
+    own, index = bound.update_codes, {i: node.name for i, node in enumerate(graph.layers)}
 
-    def watch(codes: Any, gradient: Any, **rest: Any) -> bool:
-        layer = reference[index[rest["counter"].layer]]
-        layer.apply(gradient.copy(), rest["counter"].step)
-        return own(codes, gradient, **rest)
+    def watching(update: Any, gradient: Any, codes: Any) -> bound.Call:
+        def watch() -> None:
+            reference[index[update.layer]].apply(gradient.array.copy(), update.step_number)
 
-    monkeypatch.setattr(training, "update_codes", watch)
+        return Watched(own(update, gradient, codes), before=watch)
+
+    monkeypatch.setattr(bound, "update_codes", watching)
     engine = NativeEngine(1)
     engine.load(graph, layers, side, plan, DRAWS)
     strength = plan.learning_rate * plan.lasso / sum(graph.layer_sizes)

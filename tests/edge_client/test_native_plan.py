@@ -13,7 +13,6 @@ from fedmpq.edge_client.native_plan import (
     ProductUnit,
     Quantizer,
     SumUnit,
-    kept_for_backward,
     units_of,
 )
 from fedmpq.model.graph import (
@@ -83,18 +82,6 @@ def test_every_unit_reads_what_an_earlier_one_gives(name: str) -> None:
     products = [unit for unit in units if isinstance(unit, ProductUnit)]
     assert [unit.node for unit in products] == list(graph.layers)
     assert [unit.index for unit in products] == list(range(len(graph.layers)))
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_inputs_of_products_and_maximum_pools_are_kept(name: str) -> None:
-    graph = GRAPHS[name]()
-    read = {
-        source
-        for node in graph.nodes
-        for source in node.inputs
-        if isinstance(node.op, Conv2d | Linear | MaxPool) and source != INPUT
-    }
-    assert kept_for_backward(units_of(graph)) == read
 
 
 def test_a_relu_of_codes_is_a_sum_of_one() -> None:

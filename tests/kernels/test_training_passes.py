@@ -27,7 +27,8 @@ class Layer:
 
     @property
     def t(self) -> Floats:
-        return self.acc.astype(np.float32) * self.rescale.scale + self.rescale.shift
+        found: Floats = self.acc.astype(np.float32) * self.rescale.scale + self.rescale.shift
+        return found
 
     @property
     def passed(self) -> Floats:

@@ -6,12 +6,12 @@
 
 namespace fedmpq {
 
-// An array that lives for one call.
+// An array that lives for one call; it starts on a cache line, as no vector that is read from it shall lie on two.
 template <class T>
 class Buffer {
  public:
   explicit Buffer(int64_t count)
-      : data_(static_cast<T*>(std::malloc(static_cast<size_t>(count > 0 ? count : 1) * sizeof(T)))) {}
+      : data_(static_cast<T*>(std::aligned_alloc(line, (static_cast<size_t>(count) * sizeof(T) / line + 1) * line))) {}
   ~Buffer() { std::free(data_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -19,6 +19,7 @@ class Buffer {
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
+  static constexpr size_t line = 64;
   T* data_;
 };
 

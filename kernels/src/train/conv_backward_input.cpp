@@ -35,7 +35,7 @@ Layout backward_layout(const FedmpqConv& c, const Phase& rows, const Phase& colu
   layout.top = rows.before, layout.left = columns.before;
   layout.spread_h = rows.spread, layout.spread_w = columns.spread;
   layout.group_channels = is_depthwise(c) ? c.out_channels : c.out_channels / c.groups;
-  layout.depth = is_depthwise(c) ? c.out_channels : up(layout.group_channels, 4);
+  layout.depth = depth_of(layout.group_channels, is_depthwise(c) || columns.dilation == 1);
   layout.fill = fill;
   return layout;
 }
@@ -80,30 +80,34 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
   if (deep) depthwise_taps(layout, rows.taps, columns.taps, rows.dilation, columns.dilation, offsets);
   const int stride = product.blocks() * lanes;
   const int fit = products_that_fit(deep ? 1 : 2, deep || zero == 0 ? 128 : 255, greatest_weight(c, weights));
-  const bool whole = groups == 1 && columns.step == 1;  // rows without gaps
+  // Sums that lie one after the other as the errors do go in one call: of all rows, or of a row.
+  const bool whole_rows = groups == 1 && columns.step == 1, whole = whole_rows && rows.step == 1;
   const auto one_group = [&](int image, int g, Scratch& scratch) {
     uint16_t* first = out + (int64_t{image} * c.height * c.width + columns.first) * c.channels + g * outputs;
-    const auto emit = [&](int y, int32_t* sums) {
-      ops().to_error(sums, whole ? 1 : columns.count, whole ? int64_t{columns.count} * outputs : outputs, scale, add,
-                     first + int64_t{rows.first + y * rows.step} * c.width * c.channels,
-                     int64_t{columns.step} * c.channels);
+    const auto emit = [&](int y, int count, int32_t* sums) {
+      const int64_t row = int64_t{columns.count} * outputs, runs = whole_rows ? 1 : columns.count;
+      for (int i = 0; i < (whole ? 1 : count); ++i)
+        ops().to_error(sums + i * row, runs, (whole ? count : 1) * row / runs, scale, add,
+                       first + int64_t{rows.first + (y + i) * rows.step} * c.width * c.channels,
+                       int64_t{columns.step} * c.channels);
     };
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
     if (deep) {
       for (int y = 0; y < rows.count; ++y) {
         ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, columns.count,
                          c.channels, taps, zero, fit, offsets, packed.data(), scratch.sums.data()});
-        emit(y, scratch.sums.data());
+        emit(y, 1, scratch.sums.data());
       }
       return;
     }
     correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit, {},
-              start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int32_t* sums) {
-                tidy(sums, columns.count, outputs, stride);
-                emit(y, sums);
+              start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int count, int32_t* sums) {
+                tidy(sums, int64_t{count} * columns.count, outputs, stride);
+                emit(y, count, sums);
               });
   };
-  const bool enough = with_scratch(raw, layout.size(), int64_t{columns.count} * stride, c.images, threads,
+  const int64_t band = int64_t{deep ? 1 : product.band()} * columns.count * stride;
+  const bool enough = with_scratch(raw, layout.size(), band, c.images, threads,
                                    [&](int image, Scratch& scratch) {
                                      for (int g = 0; g < groups; ++g) one_group(image, g, scratch);
                                    });
@@ -128,7 +132,7 @@ using namespace fedmpq;
 
 int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, float scale,
                                    int32_t add, int32_t threads, uint16_t* out) {
-  const FedmpqConv& c = *conv;
+  const FedmpqConv c = side_by_side(*conv, false, threads);
   for (int i = 0; i < phases(c.stride_h, c.dilation_h); ++i)
     for (int j = 0; j < phases(c.stride_w, c.dilation_w); ++j) {
       const Phase rows = phase_of(i, c.height, c.kernel_h, c.stride_h, c.dilation_h, c.pad_h);

@@ -21,28 +21,41 @@ struct Planes {
   int64_t size() const { return phases * channels * plane() + slack; }
 };
 
+// The columns of an image that belong to one phase: from the first on, every stride-th; `count` of them go to `to` and on.
+struct Columns {
+  int first, to, count;
+  Columns(const FedmpqConv& c, const Planes& planes, int phase)
+      // Columns x with (x + pad) % stride == phase go to (x + pad) / stride.
+      : first((phase - c.pad_w % c.stride_w + c.stride_w) % c.stride_w),
+        to((first + c.pad_w) / c.stride_w),
+        count(first < c.width ? (c.width - 1 - first) / c.stride_w + 1 : 0) {
+    if (count > planes.row - to) count = planes.row - to;
+  }
+};
+
+// One row of one phase, pixels `step` bytes apart, to the planes of its channels.
+void to_lines(const uint8_t* from, int64_t step, int columns, int channels, uint8_t* line, int64_t plane) {
+  for (int channel = 0; channel < channels && channels < lanes; ++channel)
+    for (int x = 0; x < columns; ++x) line[channel * plane + x] = from[x * step + channel];
+  for (int channel = 0; channel < channels && channels >= lanes; channel += lanes) {
+    // The last ones, if they are fewer, again together with those before them.
+    const int own = channel + lanes <= channels ? channel : channels - lanes;
+    for (int x = 0; x < columns; x += lanes)
+      shuffle::transpose(from + x * step + own, step, columns - x < lanes ? columns - x : lanes,
+                         line + own * plane + x, plane);
+  }
+}
+
 // The planes' part of one image, which starts at `out`.
 void to_planes(const FedmpqConv& c, const Planes& planes, const uint8_t* bytes, int first_channel, uint8_t* out) {
-  const int64_t step = int64_t{c.stride_w} * c.channels;  // bytes between columns of one phase
-  for (int y = 0; y < c.height && y + c.pad_h < planes.rows; ++y)
-    for (int phase = 0; phase < planes.phases; ++phase) {
-      // Columns x with (x + pad) % stride == phase go to (x + pad) / stride.
-      const int first = (phase - c.pad_w % c.stride_w + c.stride_w) % c.stride_w;
-      const int to = (first + c.pad_w) / c.stride_w;
-      int columns = first < c.width ? (c.width - 1 - first) / c.stride_w + 1 : 0;
-      if (columns > planes.row - to) columns = planes.row - to;
-      const uint8_t* from = bytes + (int64_t{y} * c.width + first) * c.channels + first_channel;
-      uint8_t* line = out + phase * planes.channels * planes.plane() + int64_t{y + c.pad_h} * planes.row + to;
-      for (int channel = 0; channel < planes.channels && planes.channels >= lanes; channel += lanes) {
-        // The last ones, if they are fewer, again together with those before them.
-        const int own = channel + lanes <= planes.channels ? channel : planes.channels - lanes;
-        for (int x = 0; x < columns; x += lanes)
-          shuffle::transpose(from + x * step + own, step, columns - x < lanes ? columns - x : lanes,
-                             line + own * planes.plane() + x, planes.plane());
-      }
-      for (int channel = 0; channel < planes.channels && planes.channels < lanes; ++channel)
-        for (int x = 0; x < columns; ++x) line[channel * planes.plane() + x] = from[x * step + channel];
-    }
+  const int rows = c.height < planes.rows - c.pad_h ? c.height : planes.rows - c.pad_h;
+  for (int phase = 0; phase < planes.phases; ++phase) {
+    const Columns columns(c, planes, phase);
+    const uint8_t* from = bytes + int64_t{columns.first} * c.channels + first_channel;
+    uint8_t* line = out + phase * planes.channels * planes.plane() + int64_t{c.pad_h} * planes.row + columns.to;
+    for (int y = 0; y < rows; ++y, from += int64_t{c.width} * c.channels, line += planes.row)
+      to_lines(from, int64_t{c.stride_w} * c.channels, columns.count, planes.channels, line, planes.plane());
+  }
 }
 
 // Up to four pixels' errors of up to 16 outputs beside each other. What lies beyond the real ones is left alone.
@@ -55,22 +68,34 @@ void to_quad(const int8_t* pixel, int64_t stride, int pixels, int outputs, int8_
 // beyond the real outputs may hold anything: nobody reads their sums. No byte is read from `end` on.
 void to_quads(const FedmpqConv& c, const int8_t* errors, int outputs, int64_t block, const int8_t* end, int8_t* out) {
   const int64_t stride = c.out_channels;
-  for (int y = 0; y < c.out_height; ++y)
-    for (int x = 0; x < c.out_width; x += 4, out += lanes * 4) {
-      const int8_t* pixel = errors + (int64_t{y} * c.out_width + x) * stride;
-      const int pixels = c.out_width - x < 4 ? c.out_width - x : 4;
-      int8_t* to = out;
-      for (int o = 0; o < outputs; o += lanes, pixel += lanes, to += block)
-        if (pixels == 4 && end - pixel >= 3 * stride + lanes)
+  for (int o = 0; o < outputs; o += lanes, out += block) {
+    const int own = outputs - o < lanes ? outputs - o : lanes;
+    const int8_t* pixel = errors + o;
+    int8_t* to = out;
+    for (int y = 0; y < c.out_height; ++y)
+      for (int x = 0; x < c.out_width; x += 4, to += lanes * 4) {
+        const int pixels = c.out_width - x < 4 ? c.out_width - x : 4;
+        if (pixels == 4 && (own == lanes || end - pixel >= 3 * stride + lanes))
           shuffle::interleave(reinterpret_cast<const uint8_t*>(pixel), stride, reinterpret_cast<uint8_t*>(to));
         else
-          to_quad(pixel, stride, pixels, outputs - o < lanes ? outputs - o : lanes, to);
-    }
+          to_quad(pixel, stride, pixels, own, to);
+        pixel += pixels * stride;
+      }
+  }
 }
 
+// 32 bits hold the sums of an image: a product with one of the codes would not fit else.
 void sum_errors(const int8_t* errors, int64_t pixels, int channels, int64_t* sums) {
-  for (int64_t p = 0; p < pixels; ++p)
-    for (int o = 0; o < channels; ++o) sums[o] += errors[p * channels + o];
+  for (int o = 0; o < channels; o += lanes) {
+    const int own = channels - o < lanes ? channels - o : lanes;
+    int32_t part[lanes] = {};
+    for (int64_t p = 0; p < pixels; ++p)
+      if (own == lanes)
+        for (int l = 0; l < lanes; ++l) part[l] += errors[p * channels + o + l];
+      else
+        for (int l = 0; l < own; ++l) part[l] += errors[p * channels + o + l];
+    for (int l = 0; l < own; ++l) sums[o + l] += part[l];
+  }
 }
 
 // What one thread gathers over its images: sums of as many of them as 32 bits hold, and of all if those are more.
@@ -248,7 +273,7 @@ class WeightGradient {
       ops().tile({from + i * planes_.plane(), static_cast<ptrdiff_t>(planes_.plane()),
                   inputs_ - i < max_rows ? inputs_ - i : max_rows, rows_.data(), segments, length,
                   own.quads.data() + b * block_, static_cast<ptrdiff_t>(block_), blocks_ - b < 2 ? 1 : 2,
-                  sums + int64_t{i} * width, width, true, fit_});
+                  sums + int64_t{i} * width, width, sums + int64_t{i} * width, width, fit_});
   }
 
   bool write(const float* scale, float* gradient) {
@@ -300,7 +325,8 @@ using namespace fedmpq;
 
 int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
                                      const int8_t* errors, const float* scale, int32_t threads, float* gradient) {
-  WeightGradient product(*conv, codes, pairs != 0, zero, errors, threads);
+  const FedmpqConv row = side_by_side(*conv, pairs != 0, threads);
+  WeightGradient product(row, codes, pairs != 0, zero, errors, threads);
   if (!product.small_enough()) return -2;
   return product.run(scale, gradient) ? 0 : -1;
 }

@@ -9,12 +9,11 @@
 namespace fedmpq {
 namespace {
 
-// A row of one group's outputs to their place among all channels.
-void scatter(const int32_t* sums, int width, int outputs, int channels, int32_t* out) {
-  const int runs = outputs == channels ? 1 : width;
-  const int64_t run = int64_t{outputs} * width / runs;
-  for (int x = 0; x < runs; ++x)
-    std::memcpy(out + int64_t{x} * channels, sums + x * run, static_cast<size_t>(run) * sizeof(int32_t));
+// Pixels of one group's outputs to their place among all channels.
+void scatter(const int32_t* sums, int64_t pixels, int outputs, int channels, int32_t* out) {
+  const int64_t runs = outputs == channels ? 1 : pixels, run = outputs * pixels / runs;
+  for (int64_t x = 0; x < runs; ++x)
+    std::memcpy(out + x * channels, sums + x * run, static_cast<size_t>(run) * sizeof(int32_t));
 }
 
 template <class After>
@@ -33,11 +32,13 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
   const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest_weight(c, weights));
   const bool enough = with_scratch(raw, layout.size(), 1, c.images, threads, [&](int image, Scratch& scratch) {
     pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
-    for (int y = 0; y < c.out_height; ++y)
+    const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
+    for (int y = 0; y < c.out_height; ++y) {
       ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
                        c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, offsets, by_tap.data(),
                        acc + image * out + int64_t{y} * c.out_width * c.channels});
-    after(image);
+      if ((y + 1) % band == 0 || y + 1 == c.out_height) after(image, y / band * band, y % band + 1);
+    }
   });
   return enough ? 0 : -1;
 }
@@ -79,9 +80,10 @@ struct Packed {
   }
 };
 
-// The accumulators of every image; after(image) as soon as one's are there, while they are in the cache.
+// The accumulators of every image; after(image, y, rows) in the order of an image's rows as soon as those of some are
+// there, while they are in the cache.
 template <class After>
-int32_t forward(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int threads,
+int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int threads,
                 int32_t* acc, After after) {
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
   if (is_depthwise(c)) return depthwise_forward(c, source_of(codes, pairs, raw, 0), zero, weights, threads, acc, after);
@@ -108,18 +110,32 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero,
     correlate(
         product, layout, scratch.padded.data(), packed.tiles.data() + g * packed.group_bytes, fit, serial, start.of(g),
         [&](int y) { return direct ? out + y * row : scratch.sums.data(); },
-        [&](int y, int32_t* sums) {
-          if (direct) return;
-          tidy(sums, c.out_width, outputs, stride);
-          scatter(sums, c.out_width, outputs, c.out_channels, out + y * row + g * outputs);
+        [&](int y, int rows, int32_t* sums) {
+          if (!direct) {
+            const int64_t pixels = int64_t{rows} * c.out_width;
+            tidy(sums, pixels, outputs, stride);
+            scatter(sums, pixels, outputs, c.out_channels, out + y * row + g * outputs);
+          }
+          if (g == c.groups - 1) after(image, y, rows);
         });
   };
-  const bool enough = with_scratch(raw, layout.size(), int64_t{c.out_width} * stride, c.images, threads,
+  const bool enough = with_scratch(raw, layout.size(), int64_t{product.band()} * c.out_width * stride, c.images, threads,
                                    [&](int image, Scratch& scratch) {
                                      for (int g = 0; g < c.groups; ++g) one_group(image, g, scratch);
-                                     after(image);
                                    });
   return enough ? 0 : -1;
+}
+
+// The same of images by themselves, however they are multiplied.
+template <class After>
+int32_t forward(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int threads,
+                int32_t* acc, After after) {
+  const FedmpqConv row = side_by_side(c, pairs, threads);
+  const int together = c.images / row.images;
+  if (together <= 1) return products(c, codes, pairs, zero, weights, threads, acc, after);
+  return products(row, codes, pairs, zero, weights, threads, acc, [&](int item, int, int) {
+    for (int i = 0; i < together; ++i) after(item * together + i, 0, c.out_height);
+  });
 }
 
 }  // namespace
@@ -130,13 +146,16 @@ using namespace fedmpq;
 int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
                             const int8_t* weights, int32_t threads, int32_t* acc, double* sums) {
   const FedmpqConv& c = *conv;
-  const int64_t pixels = int64_t{c.out_height} * c.out_width;
-  if (sums == nullptr) return forward(c, codes, pairs != 0, zero, weights, threads, acc, [](int) {});
+  const int64_t row = int64_t{c.out_width} * c.out_channels;
+  if (sums == nullptr) return forward(c, codes, pairs != 0, zero, weights, threads, acc, [](int, int, int) {});
   InOrder<double> parts(c.images, 2 * c.out_channels);
   if (!parts) return -1;
-  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image) {
-    ops().statistics(acc + image * pixels * c.out_channels, pixels, c.out_channels, parts[image],
-                     parts[image] + c.out_channels);
+  const int64_t terms = int64_t{c.kernel_h} * c.kernel_w * (c.channels / c.groups);
+  const int64_t greatest = terms * (pairs != 0 ? 15 : 255) * greatest_weight(c, weights);
+  const int64_t fit = greatest > 0 ? INT32_MAX / greatest : INT32_MAX;
+  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image, int y, int rows) {
+    ops().statistics(acc + (int64_t{image} * c.out_height + y) * row, int64_t{rows} * c.out_width, c.out_channels,
+                     fit > 1 ? fit : 1, parts[image], parts[image] + c.out_channels);
   });
   parts.total(sums);
   return status;
@@ -147,13 +166,14 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8_t* codes, 
                                   float low, float high, const float* norm, const float* bias, int32_t threads,
                                   int32_t* acc, double* sums) {
   const FedmpqConv& c = *conv;
-  const int64_t pixels = int64_t{c.out_height} * c.out_width, count = pixels * c.out_channels;
+  const int64_t row = int64_t{c.out_width} * c.out_channels;
   const Rescale rescale{scale, shift, low, high};
   InOrder<float> parts(c.images, 4 * c.out_channels);
   if (!parts) return -1;
-  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image) {
+  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image, int y, int rows) {
     float* own = parts[image];
-    ops().backward_sums(acc + image * count, error + image * count, pixels, c.out_channels, rescale, norm, bias, own,
+    const int64_t first = (int64_t{image} * c.out_height + y) * row;
+    ops().backward_sums(acc + first, error + first, int64_t{rows} * c.out_width, c.out_channels, rescale, norm, bias, own,
                         own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
   });
   parts.total(sums);

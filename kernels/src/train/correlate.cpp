@@ -1,6 +1,7 @@
 #include "correlate.h"
 
 #include "fedmpq/kernels.h"
+#include "shuffle.h"
 
 namespace fedmpq {
 namespace {
@@ -21,12 +22,47 @@ void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, const
   }
 }
 
+// One tap and inputs side by side: quads as they are.
+void pack_words(const Product& product, int inputs, const Weights& weights, int8_t* packed) {
+  for (int o = 0; o < product.outputs; ++o) {
+    const int8_t* from = weights.data + o * weights.by_output;
+    int8_t* to = packed + int64_t{o / lanes} * inputs * lanes + o % lanes * 4;
+    for (int c = 0; c < inputs; c += 4, to += 4 * lanes) std::memcpy(to, from + c, 4);
+  }
+}
+
+// One tap and outputs side by side: the rows of four inputs interleaved.
+void pack_rows(const Product& product, int inputs, const Weights& weights, int8_t* packed) {
+  for (int o = 0; o < product.outputs; o += lanes)
+    for (int c = 0; c < inputs; c += 4, packed += 4 * lanes)
+      shuffle::interleave(reinterpret_cast<const uint8_t*>(weights.data + c * weights.by_input + o), weights.by_input,
+                          reinterpret_cast<uint8_t*>(packed));
+}
+
+// Where taps do not start on a quad: one weight after the other.
+void pack_bytes(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed) {
+  const int together = product.taps_of_segment(), quads = product.quads(depth);
+  for (int o = 0; o < product.outputs; ++o)
+    for (int tap = 0; tap < product.kernel_h * product.kernel_w; ++tap)
+      for (int c = 0; c < inputs; ++c) {
+        const int64_t segment = int64_t{o / lanes} * product.segments() + tap / together;
+        const int byte = tap % together * depth + c;
+        packed[((segment * quads + byte / 4) * lanes + o % lanes) * 4 + byte % 4] =
+            weights.data[o * weights.by_output + c * weights.by_input + weights.order[tap]];
+      }
+}
+
 }  // namespace
 
 void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed) {
   const int taps = product.kernel_h * product.kernel_w;
   if (inputs % 4 != 0 || product.outputs % lanes != 0)
     std::memset(packed, 0, static_cast<size_t>(product.packed_size(depth)));
+  if (depth % 4 != 0) return pack_bytes(product, inputs, depth, weights, packed);
+  const bool single = taps == 1 && weights.order[0] == 0 && inputs % 4 == 0;
+  if (single && weights.by_input == 1) return pack_words(product, inputs, weights, packed);
+  if (single && weights.by_output == 1 && product.outputs % lanes == 0)
+    return pack_rows(product, inputs, weights, packed);
   const int64_t by_tap = int64_t{depth} * lanes;
   for (int o = 0; o < product.outputs; ++o) {
     int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
@@ -46,39 +82,49 @@ int greatest_weight(const FedmpqConv& c, const int8_t* weights) {
   return greatest;
 }
 
-void tile_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, const int8_t* packed,
-              int fit, bool add, int32_t* sums) {
-  const int blocks = product.blocks(), stride = product.stride_w * depth;
+void tile_rows(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t line, int rows,
+               const int8_t* packed, int fit, const int32_t* start, int32_t* sums) {
+  const int blocks = product.blocks(), stride = product.stride_w * depth, width = product.out_width;
   const ptrdiff_t block = ptrdiff_t{segments.count} * segments.quads * lanes * 4;
-  const auto tile = ops().tile;
-  for (int b = 0; b < blocks; b += 2)
-    for (int x = 0; x < product.out_width; x += max_rows) {
-      const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
-      tile({from + x * stride, stride, rows, segments.offsets, segments.count, segments.quads, packed + b * block, block,
-            blocks - b < 2 ? 1 : 2, sums + (x * blocks + b) * lanes, blocks * lanes, add, fit});
-    }
+  Tile tile{from, stride, 0, segments.offsets, segments.count, segments.quads, packed, block, 0, sums, blocks * lanes,
+            nullptr, 0, fit};
+  // All rows with a block's weights before the next ones, which the first cache may have no room for as well.
+  for (int b = 0; b < blocks; b += 2) {
+    tile.w = packed + b * block;
+    tile.blocks = blocks - b < 2 ? 1 : 2;
+    tile.start = start != nullptr ? start + b * lanes : nullptr;
+    for (int y = 0; y < rows; ++y)
+      for (int x = 0; x < width; x += max_rows) {
+        tile.a = from + y * line + x * stride;
+        tile.rows = width - x < max_rows ? width - x : max_rows;
+        tile.out = sums + ((int64_t{y} * width + x) * blocks + b) * lanes;
+        ops().tile(tile);
+      }
+  }
 }
 
 void bit_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t plane,
-             const Serial& serial, bool add, int32_t* sums) {
+             const Serial& serial, const int32_t* start, int32_t* sums) {
   const int blocks = product.blocks(), stride = product.stride_w * depth / 8, words = up(segments.quads, 16) / 16;
   const int used = 4 * segments.quads % 64;  // bits of the last word
   const int64_t block = plane_words(segments.count, segments.quads, serial.bits);
   int32_t code_sums[max_rows];
+  for (int x = 0; x < product.out_width && start != nullptr; ++x)
+    std::memcpy(sums + int64_t{x} * blocks * lanes, start, static_cast<size_t>(blocks) * lanes * sizeof(int32_t));
   for (int x = 0; x < product.out_width; x += max_rows) {
     const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
     BitTile tile{from + x * stride, plane, stride, rows, segments.offsets, segments.count, words,
                  used == 0 ? ~uint64_t{0} : (uint64_t{1} << used) - 1, serial.weights, serial.bits,
-                 sums + int64_t{x} * blocks * lanes, blocks * lanes, add};
+                 sums + int64_t{x} * blocks * lanes, blocks * lanes, start != nullptr};
     bit_serial().sum(tile, code_sums);
     for (int b = 0; b < blocks; ++b, tile.w += block, tile.out += lanes) bit_serial().product(tile, code_sums);
   }
 }
 
-void tidy(int32_t* sums, int width, int outputs, int stride) {
+void tidy(int32_t* sums, int64_t pixels, int outputs, int stride) {
   if (outputs == stride) return;
-  for (int x = 1; x < width; ++x)
-    std::memmove(sums + int64_t{x} * outputs, sums + int64_t{x} * stride, static_cast<size_t>(outputs) * sizeof(int32_t));
+  for (int64_t x = 1; x < pixels; ++x)
+    std::memmove(sums + x * outputs, sums + x * stride, static_cast<size_t>(outputs) * sizeof(int32_t));
 }
 
 void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w, int32_t* taps) {

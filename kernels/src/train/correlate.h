@@ -20,8 +20,15 @@ struct Product {
   // Without dilation the pixels under a row of the kernel are one run of bytes.
   bool joined() const { return dilation_w == 1; }
   int segments() const { return joined() ? kernel_h : kernel_h * kernel_w; }
-  int quads(int depth) const { return (joined() ? kernel_w : 1) * depth / 4; }
-  int64_t packed_size(int depth) const { return int64_t{blocks()} * kernel_h * kernel_w * depth * lanes; }
+  int taps_of_segment() const { return joined() ? kernel_w : 1; }
+  int quads(int depth) const { return up(taps_of_segment() * depth, 4) / 4; }
+  int64_t packed_size(int depth) const { return int64_t{blocks()} * segments() * quads(depth) * lanes * 4; }
+  // Rows of the output that are computed, and then read again, while they stay in the first cache.
+  int band() const {
+    constexpr int sums = 4096;
+    const int rows = sums / (out_width * blocks() * lanes);
+    return rows < 1 ? 1 : (rows < out_height ? rows : out_height);
+  }
 };
 
 // Where the weights of a product lie: weight(output, input, tap) is at output * by_output + input * by_input + order[tap].
@@ -31,7 +38,8 @@ struct Weights {
   const int32_t* order;
 };
 
-// packed[block][tap][quad][lane][byte], zero beyond the real ones.
+// packed[block][segment][quad][lane][byte], zero beyond the real ones. The bytes of a segment are those of its taps, each
+// with its inputs and, up to `depth`, zeros.
 void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed);
 
 int greatest_weight(const FedmpqConv& c, const int8_t* weights);
@@ -41,9 +49,10 @@ int greatest_weight(const FedmpqConv& c, const int8_t* weights);
 class Start {
  public:
   Start(const Product& product, int depth, int groups, const int8_t* packed, int zero)
-      : used_(zero != 0), stride_(product.blocks() * lanes), values_(used_ ? groups * stride_ : 0), ones_(depth + slack) {
+      : used_(zero != 0), stride_(product.blocks() * lanes), values_(used_ ? groups * stride_ : 0),
+        ones_(4 * product.quads(depth) + slack) {
     if (!used_ || !*this) return;
-    std::memset(ones_.data(), 1, static_cast<size_t>(depth + slack));
+    std::memset(ones_.data(), 1, static_cast<size_t>(4 * product.quads(depth) + slack));
     for (int g = 0; g < groups; ++g)
       sum_weights(product, depth, packed + g * product.packed_size(depth), values_.data() + int64_t{g} * stride_);
     for (int64_t i = 0; i < int64_t{groups} * stride_; ++i) values_.data()[i] *= -zero;
@@ -55,12 +64,12 @@ class Start {
  private:
   // The sum of each output's weights: their product with ones.
   void sum_weights(const Product& product, int depth, const int8_t* packed, int32_t* sums) const {
-    const int taps = product.kernel_h * product.kernel_w;
-    const int64_t block = int64_t{taps} * depth * lanes;
-    const int32_t first[1024] = {};  // where every tap reads its ones
+    const int quads = product.quads(depth);
+    const int64_t block = int64_t{product.segments()} * quads * lanes * 4;
+    const int32_t first[1024] = {};  // where every segment reads its ones
     for (int b = 0; b < product.blocks(); ++b)
-      ops().tile({ones_.data(), 0, 1, first, taps, depth / 4, packed + b * block, static_cast<ptrdiff_t>(block), 1,
-                  sums + b * lanes, lanes, false, products_that_fit(2, 1, 127)});
+      ops().tile({ones_.data(), 0, 1, first, product.segments(), quads, packed + b * block, static_cast<ptrdiff_t>(block),
+                  1, sums + b * lanes, lanes, nullptr, 0, products_that_fit(2, 1, 127)});
   }
 
   bool used_;
@@ -91,38 +100,38 @@ struct Serial {
   uint8_t* codes;
 };
 
-// One row of the output from the pixel at `from` on: by tiles, or by bit-planes, which lie `plane` bytes apart and whose
-// offsets are an eighth of those of bytes.
-void tile_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, const int8_t* packed,
-              int fit, bool add, int32_t* sums);
+// Some rows of the output from the pixel at `from` on, `line` bytes apart, their sums starting at `start`, or at zero if
+// that is null: by tiles, or by bit-planes, which lie `plane` bytes apart and whose offsets are an eighth of those of bytes.
+void tile_rows(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t line, int rows,
+               const int8_t* packed, int fit, const int32_t* start, int32_t* sums);
 void bit_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t plane,
-             const Serial& serial, bool add, int32_t* sums);
+             const Serial& serial, const int32_t* start, int32_t* sums);
 
-// Every row of the output, out_width x 16*blocks, at target(y); then row(y, there). Sums start at `start`, or at zero.
-template <class Target, class Row>
+// The rows of the output, out_width x 16*blocks each, a band at a time: at target(y) those from y on, then
+// done(y, rows, there). Sums start at `start`, or at zero.
+template <class Target, class Done>
 void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, int fit,
-               const Serial& serial, const int32_t* start, Target target, Row row) {
+               const Serial& serial, const int32_t* start, Target target, Done done) {
   Segments segments(product, layout);
   const int64_t line = int64_t{layout.padded_width} * layout.depth * product.stride_h, codes = layout.size() - slack;
   if (serial.bits > 0) {
     fedmpq_pack_planes(padded, codes, code_planes, serial.codes);
     for (int s = 0; s < segments.count; ++s) segments.offsets[s] /= 8;
   }
-  for (int y = 0; y < product.out_height; ++y) {
+  const int64_t row = int64_t{product.out_width} * product.blocks() * lanes;
+  for (int y = 0; y < product.out_height; y += product.band()) {
+    const int rows = product.out_height - y < product.band() ? product.out_height - y : product.band();
     int32_t* sums = target(y);
-    const int stride = product.blocks() * lanes;
-    for (int x = 0; x < product.out_width && start != nullptr; ++x)
-      std::memcpy(sums + int64_t{x} * stride, start, static_cast<size_t>(stride) * sizeof(int32_t));
-    if (serial.bits > 0)
-      bit_row(product, layout.depth, segments, serial.codes + y * line / 8, codes / 8, serial, start != nullptr, sums);
-    else
-      tile_row(product, layout.depth, segments, padded + y * line, packed, fit, start != nullptr, sums);
-    row(y, sums);
+    for (int i = 0; i < rows && serial.bits > 0; ++i)
+      bit_row(product, layout.depth, segments, serial.codes + (y + i) * line / 8, codes / 8, serial, start, sums + i * row);
+    if (serial.bits == 0)
+      tile_rows(product, layout.depth, segments, padded + y * line, line, rows, packed, fit, start, sums);
+    done(y, rows, sums);
   }
 }
 
-// Drops the lanes beyond the real outputs: width x outputs, side by side.
-void tidy(int32_t* sums, int width, int outputs, int stride);
+// Drops the lanes beyond the real outputs: pixels x outputs, side by side.
+void tidy(int32_t* sums, int64_t pixels, int outputs, int stride);
 
 // Where a depthwise product's taps are from the first on, in bytes.
 void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w, int32_t* taps);
@@ -131,16 +140,17 @@ void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilati
 struct Scratch {
   Buffer<uint8_t> bytes, padded, planes;
   Buffer<int32_t> sums;
-  Scratch(int64_t raw, int64_t copy, int64_t row) : bytes(raw + slack), padded(copy), planes(copy / 2 + slack), sums(row) {}
+  Scratch(int64_t raw, int64_t copy, int64_t band)
+      : bytes(raw + slack), padded(copy), planes(copy / 2 + slack), sums(band) {}
   explicit operator bool() const { return bytes && padded && planes && sums; }
 };
 
 template <class Body>
-bool with_scratch(int64_t raw, int64_t copy, int64_t row, int items, int threads, Body body) {
+bool with_scratch(int64_t raw, int64_t copy, int64_t band, int items, int threads, Body body) {
   std::atomic<bool> enough{true};
   parallel(threads < items ? threads : items, threads, [&](int slot, int) {
     const int slots = threads < items ? threads : items;
-    Scratch scratch(raw, copy, row);
+    Scratch scratch(raw, copy, band);
     if (!scratch) {
       enough = false;
       return;

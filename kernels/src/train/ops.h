@@ -20,7 +20,7 @@ constexpr int products_that_fit(int terms, int code, int weight) {
   return 32767 / (terms * code * (weight > 0 ? weight : 1));
 }
 
-// out[r][16 b + l] (+)= sum over segments s, quads q, bytes i of a[r * stride + segment[s] + 4 q + i] * w[b][s][q][l][i]
+// out[r][16 b + l] = start[r][16 b + l] + sum over segments s, quads q, bytes i of a[r * stride + segment[s] + 4 q + i] * w[b][s][q][l][i]
 struct Tile {
   const uint8_t* a;
   ptrdiff_t stride;
@@ -32,8 +32,14 @@ struct Tile {
   int blocks;       // 1 or 2
   int32_t* out;
   ptrdiff_t out_stride;
-  bool add;  // to what is in out
-  int fit;   // sums of two products that surely add up within 16 bits; may be 0
+  const int32_t* start;  // null for zeros
+  ptrdiff_t start_stride;
+  int fit;  // sums of two products that surely add up within 16 bits; may be 0
+
+  // Always inlined: a copy compiled for one instruction set must not serve another.
+  [[gnu::always_inline]] const int32_t* start_of(int row, int b) const {
+    return start == nullptr ? nullptr : start + row * start_stride + b * lanes;
+  }
 };
 
 // Affine rescaling of accumulators per channel: t = acc * scale + shift, inside where low < t < high.
@@ -82,8 +88,9 @@ struct Ops {
   // sums[k][c] += (a[p * stride + tap[k] + c] - zero) * error[p][c] over the pixels; w and out are not used
   void (*depthwise_weights)(const Depthwise&, const int8_t* error, int32_t* sums);
 
-  // sum[c] = sum of acc, square[c] = sum of acc^2 over the pixels; exact up to 2^53
-  void (*statistics)(const int32_t* acc, int64_t pixels, int channels, double* sum, double* square);
+  // sum[c] += sum of acc, square[c] += sum of acc^2 over the pixels; exact up to 2^53. The sums of `fit` pixels, at least 1,
+  // surely are within 32 bits.
+  void (*statistics)(const int32_t* acc, int64_t pixels, int channels, int64_t fit, double* sum, double* square);
   // code - low, as bytes: clamp(rint(acc * scale + shift), low, high) - low
   void (*requantize)(const int32_t* acc, int64_t pixels, int channels, const Rescale& rescale, uint8_t* out);
   // bytes to 4-bit pairs and back; a last odd one stands alone in the low half

@@ -60,40 +60,120 @@ inline void add_products<32>(Products<32> products, int32_t* to) {
   store(load<16>(to + 16) + high, to + 16);
 }
 
+template <>
+inline Ints<16> nearest<16>(Floats<16> value) {
+  return same_bits<Ints<16>>(_mm512_cvtps_epi32(same_bits<__m512>(value)));
+}
+
+template <>
+struct Squares<16> {
+  __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+
+  void add(Ints<16> value) {
+    const __m512i own = same_bits<__m512i>(value), upper = _mm512_srli_epi64(own, 32);
+    even = _mm512_add_epi64(even, _mm512_mul_epi32(own, own));
+    odd = _mm512_add_epi64(odd, _mm512_mul_epi32(upper, upper));
+  }
+  void store(int64_t* to) const {
+    int64_t each[2][8];
+    __builtin_memcpy(each[0], &even, sizeof even);
+    __builtin_memcpy(each[1], &odd, sizeof odd);
+    for (int l = 0; l < 16; ++l) to[l] = each[l % 2][l / 2];
+  }
+};
+
 #include "passes.inc"
 #include "update.inc"
 
+// The quad at `from`, 16 times. The addresses of a product's rows are few numbers added up in the instruction itself; from
+// C++ the compiler makes so many of them that it runs out of registers.
+template <int Offset>
+inline __m512i spread(const uint8_t* from) {
+  __m512i codes;
+  __asm__("vpbroadcastd %c2(%1), %0" : "=v"(codes) : "r"(from), "i"(Offset));
+  return codes;
+}
+
+template <int Offset, int Scale>
+inline __m512i spread(const uint8_t* from, ptrdiff_t index) {
+  __m512i codes;
+  __asm__("vpbroadcastd %c3(%1,%2,%c4), %0" : "=v"(codes) : "r"(from), "r"(index), "i"(Offset), "i"(Scale));
+  return codes;
+}
+
+// Four rows' addresses: the first, the bytes between two, and those between the first and the last.
+struct FourRows {
+  const uint8_t* first;
+  ptrdiff_t stride, last;
+};
+
+template <int Row, int Quad>
+inline __m512i spread(const FourRows& rows) {
+  if constexpr (Row == 0) return spread<4 * Quad>(rows.first);
+  if constexpr (Row == 3) return spread<4 * Quad, 1>(rows.first, rows.last);
+  return spread<4 * Quad, Row>(rows.first, rows.stride);
+}
+
+template <int Row, int Quad, int Rows, int Blocks>
+[[gnu::always_inline]] inline void multiply_rows(const FourRows (&a)[(Rows + 3) / 4], const __m512i (&weights)[Blocks],
+                                                 __m512i (&sums)[Rows][Blocks]) {
+  if constexpr (Row < Rows) {
+    const __m512i codes = spread<Row % 4, Quad>(a[Row / 4]);
+    for (int b = 0; b < Blocks; ++b) sums[Row][b] = _mm512_dpbusd_epi32(sums[Row][b], codes, weights[b]);
+    multiply_rows<Row + 1, Quad>(a, weights, sums);
+  }
+}
+
+// `Quads` neighbouring ones of each row.
+template <int Quads, int Rows, int Blocks, int Quad = 0>
+[[gnu::always_inline]] inline void multiply(const FourRows (&a)[(Rows + 3) / 4], const int8_t* w, ptrdiff_t block,
+                                            __m512i (&sums)[Rows][Blocks]) {
+  if constexpr (Quad < Quads) {
+    __m512i weights[Blocks];
+    for (int b = 0; b < Blocks; ++b) weights[b] = _mm512_loadu_si512(w + 64 * Quad + b * block);
+    multiply_rows<0, Quad>(a, weights, sums);
+    multiply<Quads, Rows, Blocks, Quad + 1>(a, w, block, sums);
+  }
+}
+
 template <int Rows, int Blocks>
-inline void product(const Tile& t, int row) {
-  const uint8_t* rows = t.a + row * t.stride;
-  int32_t* out = t.out + row * t.out_stride;
+FEDMPQ_OWN_REGISTERS void product(const Tile& t, int row) {
   __m512i sums[Rows][Blocks];
-  for (int r = 0; r < Rows; ++r)
-    for (int b = 0; b < Blocks; ++b)
-      sums[r][b] = t.add ? _mm512_loadu_si512(out + r * t.out_stride + b * lanes) : _mm512_setzero_si512();
-  const int8_t* w = t.w;
-  for (int s = 0; s < t.segments; ++s) {
-    // A pointer for every four rows, which the compiler must not fold into one: it would run out of registers for the
-    // offsets of sixteen.
-    const uint8_t* a[(Rows + 3) / 4];
-    for (int g = 0; 4 * g < Rows; ++g) {
-      a[g] = rows + t.segment[s] + 4 * g * t.stride;
-      __asm__("" : "+r"(a[g]));
-    }
-    for (int q = 0; q < t.quads; ++q, w += 64) {
-      __m512i weights[Blocks];
-      for (int b = 0; b < Blocks; ++b) weights[b] = _mm512_loadu_si512(w + b * t.block);
+  if (t.start == nullptr) {
 #pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-        int32_t four;
-        __builtin_memcpy(&four, a[r / 4] + 4 * q + r % 4 * t.stride, 4);
-        const __m512i codes = _mm512_set1_epi32(four);
-        for (int b = 0; b < Blocks; ++b) sums[r][b] = _mm512_dpbusd_epi32(sums[r][b], codes, weights[b]);
-      }
+    for (auto& own : sums)
+      for (auto& sum : own) sum = _mm512_setzero_si512();
+  } else {
+    const int32_t* start = t.start_of(row, 0);
+#pragma GCC unroll 16
+    for (auto& own : sums) {
+      for (int b = 0; b < Blocks; ++b) own[b] = _mm512_loadu_si512(start + b * lanes);
+      start += t.start_stride;
     }
   }
-  for (int r = 0; r < Rows; ++r)
-    for (int b = 0; b < Blocks; ++b) _mm512_storeu_si512(out + r * t.out_stride + b * lanes, sums[r][b]);
+  const ptrdiff_t stride = t.stride, last = 3 * stride;
+  const uint8_t* rows = t.a + row * stride;
+  const int8_t* w = t.w;
+  const unsigned fours = static_cast<unsigned>(t.quads) / 4, rest = static_cast<unsigned>(t.quads) % 4;
+  for (const int32_t *segment = t.segment, *end = segment + t.segments; segment != end; ++segment) {
+    FourRows a[(Rows + 3) / 4];
+    for (int g = 0; 4 * g < Rows; ++g) a[g] = {rows + *segment + 4 * g * stride, stride, last};
+    // Moving the pointers on takes turns from the products, so it is done once for four quads.
+    for (unsigned left = fours; left > 0; --left, w += 256) {
+      multiply<4>(a, w, t.block, sums);
+      for (auto& four : a) four.first += 16;
+    }
+    for (unsigned left = rest; left > 0; --left, w += 64) {
+      multiply<1>(a, w, t.block, sums);
+      for (auto& four : a) four.first += 4;
+    }
+  }
+  int32_t* out = t.out + row * t.out_stride;
+#pragma GCC unroll 16
+  for (const auto& own : sums) {
+    for (int b = 0; b < Blocks; ++b) _mm512_storeu_si512(out + b * lanes, own[b]);
+    out += t.out_stride;
+  }
 }
 
 constexpr int unrolled = 16;

@@ -17,11 +17,11 @@ constexpr int width = 4, product_lanes = 8;
 #include "passes.inc"
 #include "update.inc"
 
-// Eight outputs' sums from two 32-bit numbers for each of them, two outputs a register.
-inline void write(const int32x4_t (&pairs)[4], bool add, int32_t* out) {
+// Eight outputs' sums from two 32-bit numbers for each of them, two outputs a register, and the start, if there is one.
+inline void write(const int32x4_t (&pairs)[4], const int32_t* start, int32_t* out) {
   const int32x4_t first = vpaddq_s32(pairs[0], pairs[1]), second = vpaddq_s32(pairs[2], pairs[3]);
-  vst1q_s32(out, add ? vaddq_s32(vld1q_s32(out), first) : first);
-  vst1q_s32(out + 4, add ? vaddq_s32(vld1q_s32(out + 4), second) : second);
+  vst1q_s32(out, start != nullptr ? vaddq_s32(vld1q_s32(start), first) : first);
+  vst1q_s32(out + 4, start != nullptr ? vaddq_s32(vld1q_s32(start + 4), second) : second);
 }
 
 // Four neighbouring quads of a row.
@@ -85,22 +85,23 @@ struct Narrow16 {
     }
   }
 
-  void flush(const Tile& t, bool add, int32_t* out) {
+  void flush(const Tile& t, const int32_t* start, ptrdiff_t start_stride, int32_t* out) {
     for (int r = 0; r < Rows; ++r)
       for (int half = 0; half < 2; ++half) {
         int32x4_t pairs[4];
         for (int i = 0; i < 4; ++i) pairs[i] = vpaddlq_s16(part[r][4 * half + i]);
-        write(pairs, add, out + r * t.out_stride + 8 * half);
+        const int32_t* own = start != nullptr ? start + r * start_stride + 8 * half : nullptr;
+        write(pairs, own, out + r * t.out_stride + 8 * half);
       }
     clear();
   }
 };
 
 template <int Rows>
-inline void narrow(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* out) {
+inline void narrow(const Tile& t, const uint8_t* a, const int8_t* w, const int32_t* start, int32_t* out) {
   Narrow16<Rows> sums;
   sums.clear();
-  bool add = t.add;
+  ptrdiff_t start_stride = t.start_stride;
   int room = 2 * t.fit;
   for (int s = 0; s < t.segments; ++s)
     for (int q = 0; q < t.quads;) {
@@ -110,11 +111,11 @@ inline void narrow(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* ou
       q += count;
       room -= count;
       if (room > 0) continue;
-      sums.flush(t, add, out);
-      add = true;
+      sums.flush(t, start, start_stride, out);
+      start = out, start_stride = t.out_stride;
       room = 2 * t.fit;
     }
-  sums.flush(t, add, out);
+  sums.flush(t, start, start_stride, out);
 }
 
 // Rows x 8 outputs as 32-bit numbers: two products of bytes fit in 16 bits whatever they are.
@@ -142,7 +143,7 @@ struct Wide {
 };
 
 template <int Rows>
-inline void wide(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* out) {
+inline void wide(const Tile& t, const uint8_t* a, const int8_t* w, const int32_t* start, int32_t* out) {
   Wide<Rows> wide;
   for (auto& row : wide.sums)
     for (auto& sums : row) sums = vdupq_n_s32(0);
@@ -159,7 +160,8 @@ inline void wide(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* out)
     for (; q < t.quads; ++q, from += 4, w += 64)
       for (int r = 0; r < Rows; ++r) wide.one(r, spread(from + r * t.stride), w);
   }
-  for (int r = 0; r < Rows; ++r) write(wide.sums[r], t.add, out + r * t.out_stride);
+  for (int r = 0; r < Rows; ++r)
+    write(wide.sums[r], start != nullptr ? start + r * t.start_stride : nullptr, out + r * t.out_stride);
 }
 
 template <int Rows>
@@ -168,12 +170,13 @@ inline void tile(const Tile& t, int row) {
   for (int b = 0; b < t.blocks; ++b) {
     const int8_t* w = t.w + b * t.block;
     int32_t* out = t.out + row * t.out_stride + b * lanes;
+    const int32_t* start = t.start_of(row, b);
     // With less room than for eight quads, writing sums back would take longer than the products.
     if (t.fit >= 4) {
-      narrow<Rows>(t, a, w, out);
+      narrow<Rows>(t, a, w, start, out);
     } else {
-      wide<Rows>(t, a, w, out);
-      wide<Rows>(t, a, w + 32, out + 8);
+      wide<Rows>(t, a, w, start, out);
+      wide<Rows>(t, a, w + 32, start != nullptr ? start + 8 : nullptr, out + 8);
     }
   }
 }

@@ -28,10 +28,10 @@ inline void multiply(const int8x16_t (&codes)[Rows], const int8_t* w, int32x4_t 
 }
 
 template <int Rows>
-inline void product(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* out) {
+inline void product(const Tile& t, const uint8_t* a, const int8_t* w, const int32_t* start, int32_t* out) {
   int32x4_t sums[Rows][4];
   for (int r = 0; r < Rows; ++r)
-    for (int l = 0; l < 4; ++l) sums[r][l] = t.add ? vld1q_s32(out + r * t.out_stride + 4 * l) : vdupq_n_s32(0);
+    for (int l = 0; l < 4; ++l) sums[r][l] = start != nullptr ? vld1q_s32(start + r * t.start_stride + 4 * l) : vdupq_n_s32(0);
   for (int s = 0; s < t.segments; ++s) {
     const int8_t* from = reinterpret_cast<const int8_t*>(a + t.segment[s]);
     int8x16_t codes[Rows];
@@ -66,7 +66,8 @@ inline void product(const Tile& t, const uint8_t* a, const int8_t* w, int32_t* o
 template <int Rows>
 inline void tile(const Tile& t, int row) {
   for (int b = 0; b < t.blocks; ++b)
-    product<Rows>(t, t.a + row * t.stride, t.w + b * t.block, t.out + row * t.out_stride + b * lanes);
+    product<Rows>(t, t.a + row * t.stride, t.w + b * t.block, t.start_of(row, b),
+                  t.out + row * t.out_stride + b * lanes);
 }
 
 constexpr int unrolled = 4;

@@ -16,7 +16,8 @@ void tile(const Tile& t) {
     for (int b = 0; b < t.blocks; ++b) {
       int32_t* out = t.out + r * t.out_stride + b * lanes;
       int32_t sums[lanes];
-      for (int l = 0; l < lanes; ++l) sums[l] = t.add ? out[l] : 0;
+      const int32_t* start = t.start_of(r, b);
+      for (int l = 0; l < lanes; ++l) sums[l] = start != nullptr ? start[l] : 0;
       const int8_t* w = t.w + b * t.block;
       for (int s = 0; s < t.segments; ++s) {
         const uint8_t* a = t.a + r * t.stride + t.segment[s];

@@ -52,6 +52,23 @@ bool by_rows(const Layout& layout, const Source& source) {
 
 }  // namespace
 
+FedmpqConv side_by_side(const FedmpqConv& c, bool pairs, int threads) {
+  constexpr int enough = 64;  // pixels
+  const int pixels = c.height * c.width;
+  const bool pointwise = c.kernel_h * c.kernel_w == 1 && c.stride_h * c.stride_w == 1 && c.pad_h + c.pad_w == 0;
+  // Images of an odd number of 4-bit codes have half a byte between them.
+  if (!pointwise || is_depthwise(c) || (pairs && pixels * c.channels % 2 != 0)) return c;
+  const int share = c.images / (threads > 1 ? threads : 1);
+  int most = share < enough / pixels ? share : enough / pixels;
+  while (most > 1 && c.images % most != 0) --most;
+  if (most <= 1) return c;
+  FedmpqConv row = c;
+  row.images = c.images / most;
+  row.height = row.out_height = 1;
+  row.width = row.out_width = most * pixels;
+  return row;
+}
+
 Layout forward_layout(const FedmpqConv& c, uint8_t fill) {
   Layout layout{};
   layout.height = c.height, layout.width = c.width, layout.channels = c.channels;
@@ -59,7 +76,7 @@ Layout forward_layout(const FedmpqConv& c, uint8_t fill) {
   layout.padded_width = (c.out_width - 1) * c.stride_w + c.dilation_w * (c.kernel_w - 1) + 1;
   layout.top = c.pad_h, layout.left = c.pad_w, layout.spread_h = layout.spread_w = 1;
   layout.group_channels = is_depthwise(c) ? c.channels : c.channels / c.groups;
-  layout.depth = is_depthwise(c) ? c.channels : up(layout.group_channels, 4);
+  layout.depth = depth_of(layout.group_channels, is_depthwise(c) || c.dilation_w == 1);
   layout.fill = fill;
   return layout;
 }

@@ -23,16 +23,23 @@ struct Layout {
   int height, width, channels;       // of the source
   int padded_height, padded_width;   // of the copy
   int top, left, spread_h, spread_w; // source pixel (y, x) goes to (top + y * spread_h, left + x * spread_w)
-  int group_channels, depth;         // channels a group has; rounded up to a multiple of 4
+  int group_channels, depth;         // channels a group has; those of the copy, `depth_of` them
   uint8_t fill;
   int64_t size() const { return int64_t{padded_height} * padded_width * depth + slack; }
 };
+
+// Bytes of a pixel in the copy. Where a tile reads each pixel by itself, they are whole quads.
+inline int depth_of(int group_channels, bool joined) { return joined ? group_channels : up(group_channels, 4); }
 
 inline Source source_of(const uint8_t* data, bool pairs, int64_t count, uint8_t flip) {
   return {data, pairs, pairs ? (count + 1) / 2 : count, flip};
 }
 
 inline bool is_depthwise(const FedmpqConv& c) { return c.groups == c.channels && c.out_channels == c.channels; }
+
+// A convolution of single pixels with a few images side by side as one row, so that small images fill the tiles too; any
+// other one as it is. As many at a time as divide the batch and leave something for each thread.
+FedmpqConv side_by_side(const FedmpqConv& c, bool pairs, int threads);
 
 // The copy under a convolution's windows.
 Layout forward_layout(const FedmpqConv& c, uint8_t fill);

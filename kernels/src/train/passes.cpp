@@ -10,12 +10,20 @@
 
 using namespace fedmpq;
 
+namespace {
+
+// The product before left the accumulators of the last images in the cache.
+int last_first(int images, int item) { return images - 1 - item; }
+
+}  // namespace
+
 int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, int32_t channels, const float* scale,
                           const float* shift, float low, float high, int32_t pairs, int32_t threads, uint8_t* out) {
   const int64_t count = pixels * channels;
   const Rescale rescale{scale, shift, low, high};
   std::atomic<bool> enough{true};
-  parallel(images, threads, [&](int image, int) {
+  parallel(images, threads, [&](int item, int) {
+    const int image = last_first(images, item);
     if (pairs == 0) {
       ops().requantize(acc + image * count, pixels, channels, rescale, out + image * count);
       return;
@@ -38,7 +46,8 @@ void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32_t images, 
                            int32_t threads, float* greatest) {
   const int64_t count = pixels * channels;
   const Rescale rescale{scale, shift, low, high};
-  parallel(images, threads, [&](int image, int) {
+  parallel(images, threads, [&](int item, int) {
+    const int image = last_first(images, item);
     greatest[image] = ops().backward_error(acc + image * count, error + image * count, pixels, channels, rescale, norm,
                                            bias, gain, mean_g, mean_gx);
   });

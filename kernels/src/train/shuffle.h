@@ -34,6 +34,8 @@ inline V16 load(const uint8_t* from) {
   return value;
 }
 
+inline void store(W8 value, uint8_t* to) { std::memcpy(to, &value, sizeof value); }
+
 // `rows` (1..16) rows of 16 bytes become 16 rows of `rows` bytes. Zipping row i with row i + 8, four times over, is a
 // transposition.
 inline void transpose(const uint8_t* from, int64_t from_stride, int rows, uint8_t* to, int64_t to_stride) {
@@ -56,11 +58,10 @@ inline void interleave(const uint8_t* from, int64_t stride, uint8_t* to) {
   const V16 r0 = load(from), r1 = load(from + stride), r2 = load(from + 2 * stride), r3 = load(from + 3 * stride);
   const W8 a = reinterpret_cast<W8>(low(r0, r1)), b = reinterpret_cast<W8>(high(r0, r1));
   const W8 c = reinterpret_cast<W8>(low(r2, r3)), d = reinterpret_cast<W8>(high(r2, r3));
-  const W8 out[4] = {FEDMPQ_SHUFFLE(W8, a, c, 0, 8, 1, 9, 2, 10, 3, 11),
-                     FEDMPQ_SHUFFLE(W8, a, c, 4, 12, 5, 13, 6, 14, 7, 15),
-                     FEDMPQ_SHUFFLE(W8, b, d, 0, 8, 1, 9, 2, 10, 3, 11),
-                     FEDMPQ_SHUFFLE(W8, b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
-  std::memcpy(to, out, sizeof out);
+  store(FEDMPQ_SHUFFLE(W8, a, c, 0, 8, 1, 9, 2, 10, 3, 11), to);
+  store(FEDMPQ_SHUFFLE(W8, a, c, 4, 12, 5, 13, 6, 14, 7, 15), to + 16);
+  store(FEDMPQ_SHUFFLE(W8, b, d, 0, 8, 1, 9, 2, 10, 3, 11), to + 32);
+  store(FEDMPQ_SHUFFLE(W8, b, d, 4, 12, 5, 13, 6, 14, 7, 15), to + 48);
 }
 
 }  // namespace shuffle
