@@ -1,9 +1,10 @@
-"""Exported models against the same network in fp32 and in ONNX Runtime's own static int8: size, speed, equality.
+"""Exported models against the same network in fp32 and in ONNX Runtime's own static int8.
 
-One thread, batches of 1 and 64, rivals taking turns. The fp32 model and the static int8 model get normalised float
-images ready made; the exported ones get pixels. Weights are as initialised, BatchNorm's statistics and factors
-are drawn as they scatter in trained networks (a few negative), and bit-widths are what a server deals at the
-budget. MobileNetV2 and ResNet-18 have ImageNet's 1000 classes, the others 10.
+One thread, batches of 1 and 64, rivals taking turns. The fp32 model and the static int8 model get normalised
+float images ready made, ExecuTorch its int8 ones, the exported ONNX model pixels. Weights are as initialised;
+BatchNorm's statistics and factors and the activations' clips are drawn as they scatter in trained networks (a
+few factors are negative), and bit-widths are what a server deals at the budget. MobileNetV2 and ResNet-18
+have ImageNet's 1000 classes, the others 10.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from bench.machine import Machine
 from bench.timing import interleaved, load_average
 from bench.workload import INPUT_SCALE, INPUT_ZERO_POINT, dealt_bits
 from fedmpq.export.executorch_lowering import compress, lower_to_executorch
-from fedmpq.export.executorch_runtime import ExecuTorchRunner
+from fedmpq.export.executorch_runtime import ExecuTorchRunner, executorch_input
 from fedmpq.export.exporting import Deployed
 from fedmpq.export.float_onnx import lower_float, normalised
 from fedmpq.export.onnx_lowering import lower_to_onnx
@@ -78,18 +79,15 @@ def make_model(name: str, bits: float) -> Deployed:
 def scattered(side: Side) -> Side:
     """BatchNorm as after training: each channel its own scale and offset."""
     random = np.random.default_rng(0)
-    draws = {
+    draws: dict[str, Callable[[NDArray[np.float32]], Any]] = {
         "running_var": lambda a: a * np.exp(random.normal(0, 0.5, a.shape)),
         "running_mean": lambda a: random.normal(0, 0.3, a.shape),
         "weight": lambda a: random.normal(1, 0.4, a.shape),
         "bias": lambda a: random.normal(0, 0.3, a.shape),
+        "clip": lambda a: a * np.exp(random.normal(0, 0.1, a.shape)),
     }
-    return {
-        name: draws[name.rsplit(".", 1)[1]](tensor).astype(np.float32)
-        if name.rsplit(".", 1)[1] in draws
-        else tensor
-        for name, tensor in side.items()
-    }
+    parts = {name: name.rsplit(".", 1)[1] for name in side}
+    return {name: np.asarray(draws[parts[name]](tensor), np.float32) for name, tensor in side.items()}
 
 
 def make_rivals(model: Deployed) -> Rivals:
@@ -137,12 +135,13 @@ def measure(rivals: Rivals, batch: int, repetitions: int) -> dict[str, Any]:
     graph = rivals.model.graph
     pixels = random_images(rivals.program, max(2, batch))[:batch]
     real = normalised(graph, pixels)
+    stored = executorch_input(pixels)
     onnx, executorch = OnnxRunner(rivals.onnx), ExecuTorchRunner(rivals.pte)
     fp32, static = float_session(rivals.fp32), float_session(rivals.static_int8)
     jobs = {
         "fp32": lambda: fp32(real),
         "onnx": lambda: onnx.logits(pixels),
-        "executorch": lambda: executorch.logits(pixels),
+        "executorch": lambda: executorch.run(stored),
         "static_int8": lambda: static(real),
     }
     timings = interleaved(jobs, repetitions, TURN_SECONDS)
@@ -172,7 +171,7 @@ def facts_of(name: str, bits: float, repetitions: int) -> dict[str, Any]:
     bare = rivals.model.bare_bytes
 
     def slowest(rival: str) -> float:
-        return round(min(each["speedups"][rival]["median"] for each in batches), 3)
+        return round(min(float(each["speedups"][rival]["median"]) for each in batches), 3)
 
     return {
         "model": name,

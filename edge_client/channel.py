@@ -32,6 +32,7 @@ class Federation(Protocol):
     Download: grpc.aio.UnaryStreamMultiCallable[pb.DownloadRequest, pb.Chunk]
     GetUpload: grpc.aio.UnaryUnaryMultiCallable[pb.GetUploadRequest, pb.UploadStatus]
     Upload: grpc.aio.StreamUnaryMultiCallable[pb.UploadRequest, pb.Receipt]
+    GetModel: grpc.aio.UnaryUnaryMultiCallable[pb.GetModelRequest, pb.ModelOffer]
 
 
 def federation(channel: grpc.aio.Channel) -> Federation:

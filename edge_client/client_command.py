@@ -9,6 +9,8 @@ from pathlib import Path
 from fedmpq.edge_client.engine import DEFAULT_ENGINE, engine_names
 from fedmpq.model.data import Size
 
+FORMATS = ("onnx", "executorch")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -18,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n"
         "  fedmpq client --server 192.168.1.10:8470 --budget 4 --data ~/photos --bundle ~/board-1\n"
-        "  fedmpq client --server localhost:8470 --budget 2 --data client-0.npz --token fmq_..."
+        "  fedmpq client --server localhost:8470 --budget 2 --data client-0.npz --token fmq_...\n"
+        "  fedmpq client --server 192.168.1.10:8470 --bundle ~/board-1 --fetch-model onnx -o models"
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_required(parser)
@@ -30,14 +33,12 @@ def _add_required(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
     parser.add_argument(
         "--budget",
-        required=True,
         type=float,
         metavar="BITS",
         help="bits per weight this device can hold, 1..8",
     )
     parser.add_argument(
         "--data",
-        required=True,
         type=Path,
         metavar="PATH",
         help="labelled images: class folders, idx files or .npz",
@@ -79,6 +80,19 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--threads", type=int, metavar="N", help="threads that train (default: all cores)")
     group.add_argument("--exit-when-done", action="store_true", help="end with the run")
+    group.add_argument(
+        "--fetch-model",
+        choices=FORMATS,
+        help="do not train: get this board's own model as a file, and end",
+    )
+    group.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="where --fetch-model puts it (default: here)",
+    )
     group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
     for name, default, what in (
         ("retry-least", 1.0, "first pause before connecting again, in seconds"),

@@ -23,7 +23,8 @@ from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData, load_board_data
 from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, make_endpoint, read_keys
 from fedmpq.edge_client.engine import make_engine
-from fedmpq.edge_client.identity import checked_name
+from fedmpq.edge_client.fetch_model import fetch_model
+from fedmpq.edge_client.identity import FILE_NAME, checked_name
 from fedmpq.edge_client.local_round import MIN_SAMPLES
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
@@ -49,12 +50,31 @@ def run(arguments: argparse.Namespace) -> int:
     _log_to_stderr(arguments.log_format)
     endpoint = _endpoint(arguments)
     settings = _settings(arguments)
+    if arguments.fetch_model is not None:
+        return _fetch_model(arguments, endpoint, settings)
+    _check_training(arguments)
     name = checked_name(arguments.name or _default_name(arguments.bundle))
-    if not 1 <= arguments.budget <= 8:
-        raise ClientError(f"--budget {arguments.budget:g} is outside 1..8 bits per weight")
     with closing(StateFolder(arguments.state or _default_state())) as state:
         session = Session(endpoint, state, _board(arguments, name), settings)
         return _leave(asyncio.run(_until_stopped(session)))
+
+
+def _check_training(arguments: argparse.Namespace) -> None:
+    for option in ("budget", "data"):
+        if getattr(arguments, option) is None:
+            raise ClientError(f"--{option} is missing; a board that trains needs it")
+    if not 1 <= arguments.budget <= 8:
+        raise ClientError(f"--budget {arguments.budget:g} is outside 1..8 bits per weight")
+
+
+def _fetch_model(arguments: argparse.Namespace, endpoint: Endpoint, settings: Settings) -> int:
+    """Needs nothing but the identity, so a client that trains may be at work in the same state folder."""
+    identity = (arguments.state or _default_state()) / FILE_NAME
+    fetching = fetch_model(
+        endpoint, identity, arguments.fetch_model, arguments.out, settings.retry, settings.patience
+    )
+    print(asyncio.run(fetching))
+    return 0
 
 
 def _board(arguments: argparse.Namespace, name: str) -> Board:

@@ -73,7 +73,7 @@ async def _ask_for_identity(
             cause = said(error)
         except StalledError as error:
             cause = str(error)
-        await _pause(retry, f"{endpoint.address} cannot be reached ({cause})")
+        await pause(retry, f"{endpoint.address} cannot be reached ({cause})")
 
 
 class _Ending(NamedTuple):
@@ -120,7 +120,7 @@ class Connection:
             why = self._why_ended(self._listening)
             if self._heard and not why.over_limit:
                 retry.reset()
-            await _pause(retry, f"no connection to {self._endpoint.address} ({why.text})")
+            await pause(retry, f"no connection to {self._endpoint.address} ({why.text})")
 
     async def persist(self, what: str, attempt: Attempt[T]) -> T:
         """Tries until it is done; a status that will never change is raised."""
@@ -139,7 +139,7 @@ class Connection:
                 if isinstance(error, StalledError) and self._listening is not None:
                     # Whatever else goes over this connection waits in vain too.
                     self._listening.cancel()
-            await _pause(retry, f"{what} broke off ({cause})")
+            await pause(retry, f"{what} broke off ({cause})")
 
     async def _listen(self, hear: Callable[[pb.Event], Awaitable[None]]) -> None:
         self._heard = False
@@ -191,7 +191,12 @@ class Connection:
         raise RefusedError(f"{self._endpoint.address} refused this board: {said(error)}; {fix}")
 
 
-async def _pause(retry: Backoff, what: str) -> None:
+def may_help(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the same call may go better another time."""
+    return error.code() not in (*_REFUSED, *_NEVER)
+
+
+async def pause(retry: Backoff, what: str) -> None:
     seconds = retry.pause()
     log.warning("%s; trying again in %.1f s", what, seconds)
     await asyncio.sleep(seconds)

@@ -6,13 +6,14 @@ facts only.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedmpq.model.data import Dataset
+from fedmpq.model.data import DataError, Dataset
 from fedmpq.model.exchange import Update, pack_layers, rounded_side
 from fedmpq.model.exchange_wire import decode_update, encode_model, model_bytes_bound
 from fedmpq.model.graph import Graph
@@ -20,12 +21,15 @@ from fedmpq.model.quantized import Side
 from fedmpq.server.blobs import Blobs, Outgoing
 from fedmpq.server.evaluation import by_budget, deployed_accuracies, reported_accuracies
 from fedmpq.server.hub import Announcement
+from fedmpq.server.logs import say
 from fedmpq.server.method import QuantizedMethod, RoundQuantizer, select_clients
 from fedmpq.server.model_archive import pack_model, unpack_model
 from fedmpq.server.run_config import RunConfig, load_test_data, make_config
 from fedmpq.server.state import ClientRecord, GlobalModel
 from fedmpq.server.store import Joining, Member, NewSeat, Round, RoundCommit, Run, Seat, Store
 from fedmpq.server.validation import Expected, check_update
+
+log = logging.getLogger("fedmpq.server")
 
 MAX_STRIKES = 3
 """A client whose updates were rejected so often is selected no more in this run."""
@@ -254,6 +258,11 @@ class ActiveRun:
         if not last and merged.round % self.config.evaluate_every:
             return {}, ""
         if self._test is None:
-            self._test = load_test_data(self.config)
+            try:
+                self._test = load_test_data(self.config)
+            except DataError as error:
+                # The round is worth more than its measurement.
+                say(log, "no test data", level=logging.ERROR, run=self.run.name, error=str(error))
+                return {}, ""
         assert self._test is not None
         return deployed_accuracies(self.method, merged, self._test), "server"

@@ -213,6 +213,21 @@ class Outgoing:
         partial.replace(self.path(name))
         return name
 
+    def size(self, name: bytes) -> int | None:
+        try:
+            return self.path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: bytes, offset: int, count: int) -> bytes:
+        """Nothing if there is none of that name any more."""
+        try:
+            with self.path(name).open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
+        except FileNotFoundError:
+            return b""
+
     def holds(self, name: bytes) -> bool:
         try:
             return file_digest(self.path(name)) == name

@@ -34,8 +34,10 @@ from fedmpq.server.authentication import (
     secret_hash,
 )
 from fedmpq.server.blobs import Uploads
+from fedmpq.server.exports import ExportFailed
 from fedmpq.server.hub import Announcement, Closing, HubFull
 from fedmpq.server.rounds import Coordinator, DamagedUpload
+from fedmpq.server.run_config import EXPORT_FORMATS
 from fedmpq.server.store import ENDED, Client, NameTaken, Seat, TokenRefused, UpdateRefused
 from fedmpq.server.tokens import looks_like_token, token_digest
 from fedmpq.server.turnstile import Turnstile
@@ -65,7 +67,8 @@ async def answering(context: Context) -> AsyncIterator[None]:
     """Errors as status codes; those nobody foresaw are logged here and not explained to the caller."""
     try:
         yield
-    except grpc.aio.AbortError:
+    except grpc.aio.BaseError:
+        # Refused, or its connection broke.
         raise
     except (OSError, DBAPIError) as error:
         log.error("the store failed", extra={"facts": {"error": str(error)}})
@@ -88,12 +91,12 @@ class Receiving:
 class FederationService(federation_pb2_grpc.FederationServicer):
     def __init__(self, coordinator: Coordinator, uploads: Uploads) -> None:
         self._coordinator = coordinator
+        self._exports = coordinator.exports
         self._store = coordinator.store
         self._uploads = uploads
         self._receiving: dict[str, Receiving] = {}
         self._downloads: Counter[str] = Counter()
-        self._sending = Turnstile(TRANSFERS_AT_ONCE, TURN_SECONDS)
-        self._taking = Turnstile(TRANSFERS_AT_ONCE, TURN_SECONDS)
+        self._turnstile = Turnstile(TRANSFERS_AT_ONCE, TURN_SECONDS)
         self._welcome = pb.Event(
             welcome=pb.Welcome(server_version=version("fedmpq"), chunk_bytes=CHUNK_BYTES)
         )
@@ -170,35 +173,74 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             self._downloads[client.client_id] += 1
             try:
-                async with self._sending.passing():
-                    async for chunk in self._payload(request, context):
-                        yield chunk
+                async with self._turnstile.passing(upload=False):
+                    at, size = request.offset, await self._size(request, context)
+                    while at < size:
+                        data = await self._piece(request.payload, at, context)
+                        yield pb.Chunk(data=data)
+                        at += len(data)
                 self._coordinator.note(client.client_id, "training")
             finally:
                 self._downloads[client.client_id] -= 1
                 self._downloads += Counter()
 
-    async def _payload(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+    def _graph(self, name: bytes) -> bytes | None:
         active = self._coordinator.active
-        if active is not None and request.payload == active.run.graph:
-            graph = active.graph.to_bytes()
-            await _check_offset(context, request.offset, len(graph))
-            for start in range(request.offset, len(graph), CHUNK_BYTES):
-                yield pb.Chunk(data=graph[start : start + CHUNK_BYTES])
-            return
-        path = self._coordinator.outgoing.path(request.payload)
-        try:
-            file = await asyncio.to_thread(path.open, "rb")
-        except FileNotFoundError:
-            await refuse(
-                context, grpc.StatusCode.NOT_FOUND, "no such payload: the round it belongs to may be over"
+        return active.graph.to_bytes() if active is not None and name == active.run.graph else None
+
+    async def _size(self, request: pb.DownloadRequest, context: Context) -> int:
+        if (graph := self._graph(request.payload)) is not None:
+            size = len(graph)
+        else:
+            found = await asyncio.to_thread(self._coordinator.outgoing.size, request.payload)
+            size = found if found is not None else await self._no_payload(context)
+        if request.offset > size:
+            message = f"offset {request.offset} is beyond the payload's {size} bytes"
+            await refuse(context, grpc.StatusCode.OUT_OF_RANGE, message)
+        return size
+
+    async def _piece(self, name: bytes, at: int, context: Context) -> bytes:
+        """The file is opened for every piece: a call may be cancelled at any moment, and leaves none open."""
+        if (graph := self._graph(name)) is not None:
+            return graph[at : at + CHUNK_BYTES]
+        data = await asyncio.to_thread(self._coordinator.outgoing.read, name, at, CHUNK_BYTES)
+        return data or await self._no_payload(context)
+
+    async def _no_payload(self, context: Context) -> NoReturn:
+        if self._coordinator.loading:
+            message = "the run is being read from the store: retry"
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, message)
+        message = "no such payload: the round it belongs to may be over"
+        await refuse(context, grpc.StatusCode.NOT_FOUND, message)
+
+    # The client's own model
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelOffer:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            if request.format not in EXPORT_FORMATS:
+                await _invalid(context, f"a model's format is one of {', '.join(EXPORT_FORMATS)}")
+            part = await asyncio.to_thread(self._store.latest_part, client.client_id)
+            if part is None:
+                await refuse(
+                    context,
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    "this client is in no run that has merged a round: there is no model yet",
+                )
+            run, number = part
+            try:
+                file, name = await self._exports.offer(run, number, request.format)
+            except ExportFailed as error:
+                await refuse(
+                    context, grpc.StatusCode.FAILED_PRECONDITION, f"the server cannot export: {error}"
+                )
+            size = await asyncio.to_thread(lambda: file.path.stat().st_size)
+            return pb.ModelOffer(
+                payload=name,
+                payload_bytes=size,
+                file_name=f"{client.name}{file.suffix}",
+                card=file.card,
             )
-        with file:
-            size = await asyncio.to_thread(file.seek, 0, 2)
-            await _check_offset(context, request.offset, size)
-            await asyncio.to_thread(file.seek, request.offset)
-            while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                yield pb.Chunk(data=data)
 
     # Upload
 
@@ -265,9 +307,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         await self._check_size(header, context)
         await self._begin(client.client_id, header, context)
         self._coordinator.note(client.client_id, "uploading")
-        async with self._taking.passing():
+        async with self._turnstile.passing(upload=True):
             await self._receive(client.client_id, header, mine, context)
-        return await self._accept(client.client_id, header, context)
+            return await self._accept(client.client_id, header, context)
 
     async def _check_header(self, header: pb.UploadHeader, context: Context) -> None:
         if len(header.payload) != DIGEST_BYTES:
@@ -319,8 +361,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             await asyncio.wait({reading, replaced}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             replaced.cancel()
-            if not reading.done():
-                reading.cancel()
+            reading.cancel()
+            reading.add_done_callback(_forget)
         if mine.replaced.is_set():
             await refuse(
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer upload of this client took its place"
@@ -351,6 +393,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         )
 
 
+def _forget(reading: asyncio.Future[Any]) -> None:
+    """A read that broke after its call was over has nobody to tell."""
+    if not reading.cancelled():
+        reading.exception()
+
+
 async def _invalid(context: Context, message: str) -> NoReturn:
     await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, message)
 
@@ -358,13 +406,6 @@ async def _invalid(context: Context, message: str) -> NoReturn:
 async def _check_budget(context: Context, budget: float) -> None:
     if not (math.isfinite(budget) and 1 <= budget <= MAX_BITS):
         await _invalid(context, f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
-
-
-async def _check_offset(context: Context, offset: int, size: int) -> None:
-    if offset > size:
-        await refuse(
-            context, grpc.StatusCode.OUT_OF_RANGE, f"offset {offset} is beyond the payload's {size} bytes"
-        )
 
 
 def _not_selected(seat: Seat | None, number: int) -> str:

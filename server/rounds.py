@@ -24,6 +24,7 @@ from fedmpq.proto import federation_pb2
 from fedmpq.server.active_run import ActiveRun, ReplayError, Sent
 from fedmpq.server.aggregate import MergeError
 from fedmpq.server.blobs import BlobError, Blobs, Outgoing
+from fedmpq.server.exports import ExportFailed, Exports
 from fedmpq.server.hub import Announcement, Connection, Hub
 from fedmpq.server.logs import say
 from fedmpq.server.state import GlobalModel
@@ -92,19 +93,25 @@ class Coordinator:
         blobs: Blobs,
         outgoing: Outgoing,
         hub: Hub,
+        exports: Exports,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
         self.blobs = blobs
         self.outgoing = outgoing
         self.hub = hub
+        self.exports = exports
         self.clock = clock
         self.active: ActiveRun | None = None
         self.open: OpenRound | None = None
         self.waiting_for = ""
         """What the run at work waits for, for the operator's eyes."""
+        self.loading = True
+        """The run at work is still being read from the store: what seems not to be there may come."""
         self.tally = Tally()
-        self._last: tuple[Run, frozenset[str]] | None = None
+        self._last: Run | None = None
+        """The run that ended last, and its clients that do not know it yet."""
+        self._untold: set[str] = set()
         self._stopping = False
         # Threads of their own: the allocator keeps, for each thread, what its largest piece of work needed.
         self._checkers = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="check")
@@ -119,6 +126,7 @@ class Coordinator:
     async def conduct(self, exit_when_done: bool) -> None:
         """Run after run, until told to stop, or until none is left if `exit_when_done`."""
         self._blobs_once_used = await asyncio.to_thread(self.store.blobs_in_use)
+        await self._remember_last()
         try:
             while True:
                 seen = self.hub.changed.count
@@ -126,10 +134,11 @@ class Coordinator:
                 run = await asyncio.to_thread(self.store.next_run)
                 if run is not None:
                     await self._conduct_run(run)
-                elif exit_when_done:
+                    continue
+                self.loading = False
+                if exit_when_done:
                     return
-                else:
-                    await self.hub.changed.wait(seen)
+                await self.hub.changed.wait(seen)
         except Stopped:
             return
 
@@ -157,13 +166,15 @@ class Coordinator:
     async def _conduct_run(self, run: Run) -> None:
         """One run to its end. A disk or database that fails is tried again, from the stored facts."""
         try:
+            self.loading = True
             await self._load(run)
+            self.loading = False
             await self._rounds()
         except Ended:
             pass
         except (OSError, DBAPIError) as error:
             say(log, "the store failed; trying again", level=logging.ERROR, run=run.name, error=str(error))
-            self.open = None
+            self.loading, self.open = True, None
             await self._pause_before_retry()
             return
         except (BlobError, MergeError, ReplayError) as error:
@@ -198,16 +209,29 @@ class Coordinator:
                 await self._collect()
                 await self._merge()
 
+    async def _export(self, run: Run) -> None:
+        """The model files the run asks for. It is finished without them too, so a failure is only told."""
+        if self.active is None or run.state != "finished" or not self.active.config.export:
+            return
+        self.waiting_for = "the export"
+        try:
+            files = await self.exports.make(run, self.active.config.export)
+        except ExportFailed as error:
+            say(log, "no model files", level=logging.ERROR, run=run.name, error=str(error))
+        else:
+            say(log, "model files made", run=run.name, files=len(files), folder=str(files[0].path.parent))
+
     async def _finish(self, run_id: str) -> None:
         """Tell everyone that the run is over and forget what only it needed."""
         run = await asyncio.to_thread(self.store.run, run_id)
-        members = await asyncio.to_thread(self.store.members, run_id)
+        await self._export(run)
         if self.open is not None:
             self._tell_cancelled(self.open.round.round, self.open.seats("selected"), "the run was aborted")
         self.active = self.open = None
-        self._last = run, frozenset(member.client_id for member in members)
-        for member in members:
-            self.hub.send(member.client_id, _run_ended(run))
+        await self._remember_last()
+        for client in self.hub.connected():
+            if (connection := self.hub.get(client.client_id)) is not None:
+                self._tell_ended(connection)
         await asyncio.to_thread(self._sweep, [])
         say(log, f"run {run.state}", run=run.name, rounds=run.round, reason=run.reason or None)
         self.hub.changed.ring()
@@ -518,8 +542,26 @@ class Coordinator:
                 seat = self.open.seat(member.client)
                 if seat is not None and seat.state == "selected":
                     self._send_assignment(connection, seat)
-        elif self._last is not None and client_id in self._last[1]:
-            connection.send(_run_ended(self._last[0]))
+        elif client_id in self._untold:
+            self._tell_ended(connection)
+
+    async def _remember_last(self) -> None:
+        """A server that was killed may not have told everyone that the run is over."""
+        self._last = await asyncio.to_thread(self.store.last_ended)
+        if self._last is not None:
+            members = await asyncio.to_thread(self.store.members, self._last.run_id)
+            self._untold = {member.client_id for member in members}
+
+    def _tell_ended(self, connection: Connection) -> None:
+        if self._last is not None and connection.client.client_id in self._untold:
+            connection.send(_run_ended(self._last))
+            self._untold.discard(connection.client.client_id)
+
+    async def farewell(self, seconds: float) -> None:
+        """Until every client of the last run knows that it is over, but no longer than this."""
+        end = time.monotonic() + seconds
+        while self._untold and (left := end - time.monotonic()) > 0:
+            await self.hub.changed.wait(self.hub.changed.count, left)
 
     # What the services ask for
 

@@ -35,6 +35,7 @@ else:
     import tomli as tomllib
 
 MAX_SIDE = 65536
+EXPORT_FORMATS = ("onnx", "executorch")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -70,6 +71,8 @@ class RunConfig:
     """A client that says it has more is not selected: an update counts by its samples."""
     keep_models: int = 1
     """How many of the last rounds' global models stay in the store."""
+    export: tuple[str, ...] = ()
+    """Formats of the model files made after the last round; boards can ask for one at any time."""
     test_data: str | None = None
     """Measures accuracy after every round; without it clients measure on their own data."""
     evaluate_every: int = 1
@@ -109,6 +112,8 @@ class RunConfig:
             raise ConfigError(str(error)) from None
 
     def _check_words(self) -> None:
+        for wanted in self.export:
+            _choice("export", wanted, EXPORT_FORMATS)
         _choice("method", self.method, QUANTIZED_METHODS)
         _choice("profile", self.profile, PROFILES)
         _choice("ablation", self.ablation, tuple(ABLATIONS))

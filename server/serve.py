@@ -28,6 +28,7 @@ from fedmpq.proto import administration_pb2, federation_pb2
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads, open_blobs, sweep
+from fedmpq.server.exports import Exports
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model import first_model
 from fedmpq.server.hub import Hub
@@ -52,6 +53,7 @@ MESSAGE_BYTES = 1 << 20
 STREAMS_PER_CONNECTION = 16
 GRACE_SECONDS = 3.0
 DRAIN_SECONDS = 5.0
+FAREWELL_SECONDS = 5.0
 IMPATIENCE_SECONDS = 1.0
 WORKERS = 4
 _SECOND = 1000
@@ -71,6 +73,10 @@ OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5 * _SECOND),
     # Measuring the bandwidth costs pings with every transfer, and larger buffers for every board.
     ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 16384),
+    ("grpc.http2.write_buffer_size", 16384),
+    ("grpc.experimental.tcp_read_chunk_size", 4096),
+    ("grpc.experimental.tcp_max_read_chunk_size", 8192),
 )
 
 
@@ -204,7 +210,8 @@ async def _serve(settings: ServerSettings) -> int:
         blobs = open_blobs(settings.blobs or str(settings.state.blobs))
         await asyncio.to_thread(lambda: sweep(blobs, store.blobs_in_use()))
         hub = Hub(settings.max_clients)
-        coordinator = Coordinator(store, blobs, Outgoing(settings.state.path / "outgoing"), hub)
+        exports = Exports(settings.state.path, settings.blobs or str(settings.state.blobs))
+        coordinator = Coordinator(store, blobs, Outgoing(settings.state.path / "outgoing"), hub, exports)
         queue = RunQueue(store, blobs, hub.changed.ring)
         runs = [await queue.add(config) for config in settings.runs]
         conducting = asyncio.ensure_future(coordinator.conduct(settings.exit_when_done))
@@ -214,6 +221,8 @@ async def _serve(settings: ServerSettings) -> int:
         federation = await stack.enter_async_context(_federation(settings, coordinator))
         await _until(stopped, conducting)
         say(log, "stopping", reason="a signal" if stopped.is_set() else "all runs have ended")
+        if not stopped.is_set():
+            await coordinator.farewell(FAREWELL_SECONDS)
         await hub.drain(DRAIN_SECONDS)
         administration()
         await federation()

@@ -421,6 +421,12 @@ class Store:
         found = self._runs(waiting)
         return found[0] if found else None
 
+    def last_ended(self) -> Run | None:
+        """The run that ended last."""
+        over = select(runs).where(runs.c.ended.is_not(None)).order_by(runs.c.ended.desc()).limit(1)
+        found = self._runs(over)
+        return found[0] if found else None
+
     def _runs(self, chosen: Select[Any]) -> list[Run]:
         with self._engine.begin() as connection:
             return [_run(row) for row in connection.execute(chosen)]
@@ -449,6 +455,19 @@ class Store:
         if changed.rowcount != 1:
             raise StoreError(f"run {run.name!r} is {run.state}; it must be {' or '.join(allowed)} for that")
         return run
+
+    def latest_part(self, client_id: str) -> tuple[Run, int] | None:
+        """The newest run with a merged round that the client is in, and its number there."""
+        chosen = (
+            select(members.c.run_id, members.c.client)
+            .join(runs, runs.c.run_id == members.c.run_id)
+            .where(members.c.client_id == client_id, runs.c.round >= 1)
+            .order_by(runs.c.sequence.desc())
+            .limit(1)
+        )
+        with self._engine.begin() as connection:
+            row = connection.execute(chosen).one_or_none()
+        return None if row is None else (self.run(row.run_id), row.client)
 
     def members(self, run_id: str) -> list[Member]:
         """In the order of their numbers."""

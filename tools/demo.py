@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedmpq.model.data import load
 from fedmpq.model.graph import Graph
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import NotRunning, administration
@@ -34,6 +36,7 @@ ROUNDS = 12
 SETTINGS = {"epochs": 4, "batch_size": 16}
 FEDMPQ = Path(sys.executable).with_name("fedmpq")
 PATIENCE = 300.0
+IMAGES = 2
 console = Console(highlight=False)
 
 
@@ -47,12 +50,13 @@ def main() -> int:
     try:
         _prepare()
         status = _federate()
+        _print_result(status)
+        _export_and_predict()
     except DemoError as error:
         console.print(f"demo: {error}", style="bold red")
         return 1
     except KeyboardInterrupt:
         return 130
-    _print_result(status)
     console.print(f"\n{time.monotonic() - started:.0f} s in all; everything is in {FOLDER}")
     return 0
 
@@ -100,7 +104,7 @@ def _run(*words: str, quiet: bool = False) -> None:
     if done.returncode != 0:
         raise DemoError(done.stderr.strip())
     if not quiet:
-        console.print(done.stdout.rstrip())
+        console.print(done.stdout.rstrip(), soft_wrap=True)
 
 
 @contextmanager
@@ -197,6 +201,25 @@ def _print_result(status: pb.ServerStatus) -> None:
             f"{bytes_text(full)} ({full / client.bytes_up:.1f}x)",
         )
     console.print(table)
+
+
+def _export_and_predict() -> None:
+    """Every board's model as verified files, and one of them at work on images of the test set."""
+    models = FOLDER / "models"
+    words = ["--all", "--format", "onnx,executorch", "--no-speed", "-o", str(models)]
+    _run("export", "--run", str(FOLDER / "state"), *words)
+    images = _write_images(FOLDER / "images")
+    _run("predict", str(models / f"{_name(1)}.onnx"), *map(str, images))
+
+
+def _write_images(folder: Path) -> list[Path]:
+    folder.mkdir()
+    test = load(FOLDER / "parts" / "test.npz", "test")
+    paths = []
+    for pixels, label in zip(test.images[:IMAGES], test.labels, strict=False):
+        paths.append(folder / f"a-{test.class_names[label]}-{len(paths)}.png")
+        Image.fromarray(pixels[:, :, 0]).save(paths[-1])
+    return paths
 
 
 def _full_precision_bytes() -> int:

@@ -1,7 +1,7 @@
 """A board that speaks the protocol and does not train: what the server's tests talk to it with.
 
-Written by hand from the .proto alone. Its "training" moves a few codes by a rule of the client's number and the round, so
-that every update differs and any server must merge the same ones to the same model.
+Written by hand from the .proto alone. Its "training" moves a few codes by a rule of the client's number and
+the round, so that every update differs and any server must merge the same ones to the same model.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+WELCOME_SECONDS = 2.0
+# INTERNAL is what gRPC makes of a write to a server that has just gone.
+RETRY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
 Train = Callable[[Graph, pb.Assignment, bytes, int], Update]
 
 
 def nudge(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Update:
-    """The model as it was sent, with a few of the lowest bits turned over and the side tensors scaled a little."""
+    """The model as it was sent, with a few of the lowest bits turned over and the side tensors scaled."""
     layers, side = decode_model(graph, payload)
     draws = np.random.default_rng((assignment.client, assignment.round))
     turned = {}
@@ -99,11 +102,14 @@ class StandIn:
         )
         self.identity = f"{answer.client_id}.{answer.secret}"
 
-    def listen(self) -> AsyncIterator[pb.Event]:
+    def listen(self) -> grpc.aio.UnaryStreamCall[pb.ListenRequest, pb.Event]:
+        self.connected.clear()
         request = pb.ListenRequest(
             budget=self.budget, samples=self.samples, version="stand-in", engine="none"
         )
-        stream: AsyncIterator[pb.Event] = self.stub.Listen(request, metadata=self.metadata)
+        stream: grpc.aio.UnaryStreamCall[pb.ListenRequest, pb.Event] = self.stub.Listen(
+            request, metadata=self.metadata
+        )
         return stream
 
     async def run(self) -> str:
@@ -112,14 +118,23 @@ class StandIn:
             try:
                 return await self._stream()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                if error.code() not in RETRY:
                     raise
                 await self.close()
                 await asyncio.sleep(0.05)
 
     async def _stream(self) -> str:
         stream = self.listen()
-        async for event in stream:
+        while True:
+            # A connection that a server which is no more had not accepted yet looks open for ever.
+            patience = None if self.connected.is_set() else WELCOME_SECONDS
+            try:
+                event = await asyncio.wait_for(stream.read(), patience)
+            except asyncio.TimeoutError:
+                stream.cancel()
+                await self.close()
+                return await self._stream()
+            assert isinstance(event, pb.Event), "the stream ended without a status"
             kind = event.WhichOneof("event")
             if kind == "welcome":
                 self.chunk_bytes = event.welcome.chunk_bytes
@@ -132,16 +147,17 @@ class StandIn:
                 self.cancelled.append(event.cancelled.round)
             elif kind == "run_ended":
                 self.finished.append(event.run_ended.state)
-                stream.cancel()  # type: ignore[attr-defined]
+                stream.cancel()
                 return event.run_ended.state
-        raise AssertionError("the stream ended without a status")
 
     async def work(self, assignment: pb.Assignment) -> None:
-        update = self.update(assignment, await self.download(assignment.payload))
+        """Train and upload; a round that is over meanwhile is let go."""
+        over = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND)
         try:
+            update = self.update(assignment, await self.download(assignment.payload))
             self.receipts[assignment.round] = await self.upload(assignment.run_id, assignment.round, update)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+            if error.code() not in over:
                 raise
 
     def update(self, assignment: pb.Assignment, payload: bytes) -> bytes:
@@ -177,5 +193,3 @@ async def _parts(header: pb.UploadHeader, data: bytes, size: int) -> AsyncIterat
     yield pb.UploadRequest(header=header)
     for start in range(0, len(data), size):
         yield pb.UploadRequest(data=data[start : start + size])
-
-

@@ -14,6 +14,7 @@ from fedmpq.edge_client import client_command
 from fedmpq.lab import split_command
 from fedmpq.server import certificates, runs_command, server_command, status_command, tokens
 from fedmpq.server.blobs import FolderBlobs, Outgoing
+from fedmpq.server.exports import Exports
 from fedmpq.server.hub import Hub
 from fedmpq.server.metrics import ServerMetrics
 from fedmpq.server.rounds import Coordinator
@@ -81,7 +82,9 @@ def test_every_action_is_there() -> None:
 def test_every_metric_is_there(tmp_path: Path) -> None:
     async def names() -> set[str]:
         store = Store.open(f"sqlite:///{tmp_path / 'fedmpq.db'}")
-        coordinator = Coordinator(store, FolderBlobs(tmp_path / "blobs"), Outgoing(tmp_path / "out"), Hub(1))
+        exports = Exports(tmp_path, str(tmp_path / "blobs"))
+        blobs, outgoing = FolderBlobs(tmp_path / "blobs"), Outgoing(tmp_path / "out")
+        coordinator = Coordinator(store, blobs, outgoing, Hub(1), exports)
         collected = list(ServerMetrics(coordinator).collect())
         store.close()
         return {family.name + ("_total" if family.type == "counter" else "") for family in collected}

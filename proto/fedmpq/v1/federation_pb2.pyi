@@ -214,3 +214,21 @@ class Receipt(_message.Message):
     payload: bytes
     receipt_id: str
     def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ..., receipt_id: _Optional[str] = ...) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ("format",)
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    format: str
+    def __init__(self, format: _Optional[str] = ...) -> None: ...
+
+class ModelOffer(_message.Message):
+    __slots__ = ("payload", "payload_bytes", "file_name", "card")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_NAME_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    payload_bytes: int
+    file_name: str
+    card: str
+    def __init__(self, payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., file_name: _Optional[str] = ..., card: _Optional[str] = ...) -> None: ...

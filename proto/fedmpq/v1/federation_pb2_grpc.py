@@ -60,6 +60,11 @@ class FederationStub(object):
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.UploadRequest.SerializeToString,
                 response_deserializer=fedmpq_dot_v1_dot_federation__pb2.Receipt.FromString,
                 _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/fedmpq.v1.Federation/GetModel',
+                request_serializer=fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_federation__pb2.ModelOffer.FromString,
+                _registered_method=True)
 
 
 class FederationServicer(object):
@@ -102,6 +107,13 @@ class FederationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetModel(self, request, context):
+        """The client's own model, as a file that an inference runtime loads; the server makes it if it has not yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +141,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=fedmpq_dot_v1_dot_federation__pb2.UploadRequest.FromString,
                     response_serializer=fedmpq_dot_v1_dot_federation__pb2.Receipt.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_federation__pb2.ModelOffer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +284,33 @@ class Federation(object):
             '/fedmpq.v1.Federation/Upload',
             fedmpq_dot_v1_dot_federation__pb2.UploadRequest.SerializeToString,
             fedmpq_dot_v1_dot_federation__pb2.Receipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Federation/GetModel',
+            fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
+            fedmpq_dot_v1_dot_federation__pb2.ModelOffer.FromString,
             options,
             channel_credentials,
             insecure,

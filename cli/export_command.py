@@ -1,0 +1,176 @@
+"""`fedmpq export`: the models that a run's devices deploy, as verified ONNX and ExecuTorch files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpq.cli.trained_run import TrainedRun, read_run
+from fedmpq.export.exporting import TARGETS, Deployed, Exported, LabelledImages, Target, export_model
+from fedmpq.export.format import ExportError
+from fedmpq.model.data import DataError
+from fedmpq.model.grid import MAX_BITS
+from fedmpq.server.state import ClientRecord
+
+EPILOG = """examples:
+  fedmpq export --run runs/fedmpq-paper-resnet20-0 --all -o models
+  fedmpq export --run runs/demo/checkpoint.npz --budget 4 --format onnx -o models
+
+Every file is run by its own runtime against the integer reference before it is
+kept. The speed is that of one image on one thread against the same network in
+fp32 in ONNX Runtime."""
+
+NO_CLIENT = -1
+COLUMNS = ("model", "bits", "bare bytes", "file bytes", "ratio", "ms", "x fp32", "accuracy", "agreement")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One model to export: the bit-widths that these clients were dealt."""
+
+    name: str
+    widths: tuple[int, ...]
+    clients: tuple[int, ...]
+    budget: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Write the models that a run's devices deploy, each verified by its own runtime."
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--run",
+        type=Path,
+        required=True,
+        metavar="RUN",
+        help="a simulation's folder or checkpoint, or a server's state folder",
+    )
+    parser.add_argument("--run-name", metavar="NAME", help="of a server's run (default: the newest)")
+    parser.add_argument("--blobs", metavar="URL", help="where that server keeps payloads, if elsewhere")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--client", metavar="ID", help="the model of this client: its name or number")
+    which.add_argument("--budget", type=float, metavar="BITS", help="a model of so many bits per weight")
+    which.add_argument("--all", action="store_true", help="every distinct model that clients run")
+    parser.add_argument(
+        "--format", default="onnx", metavar="LIST", help="onnx, executorch or both (default: onnx)"
+    )
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--no-speed", action="store_true", help="do not measure speed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per file")
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    targets = _targets(arguments.format)
+    run = read_run(arguments.run, arguments.run_name, arguments.blobs)
+    tests = _tests(run)
+    exported = []
+    for choice in _choices(run, arguments):
+        model = _deployed(run, choice)
+        for target in targets:
+            stem = arguments.out / choice.name
+            exported.append(export_model(model, target, stem, tests, not arguments.no_speed))
+            if arguments.json:
+                print(json.dumps({"path": str(exported[-1].path), **exported[-1].card}), flush=True)
+    if not arguments.json:
+        print(_table(exported))
+    return 0
+
+
+def _targets(text: str) -> tuple[Target, ...]:
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    if not wanted or set(wanted) - set(TARGETS):
+        raise ExportError(f"--format {text!r} is none of {', '.join(TARGETS)} or both with a comma")
+    return tuple(target for target in TARGETS if target in wanted)
+
+
+def _tests(run: TrainedRun) -> LabelledImages | None:
+    """The run's test images; a server need not have them."""
+    try:
+        test = run.test_data()
+    except (DataError, ImportError) as error:
+        print(
+            f"without test images, so verified on random ones and without accuracy: {error}", file=sys.stderr
+        )
+        return None
+    if test is None:
+        return None
+    image = run.graph.input
+    if test.image_shape != (image.height, image.width, image.channels):
+        raise ExportError(
+            f"the images at {run.test_source} are {test.image_shape}, the run's model takes"
+            f" {(image.height, image.width, image.channels)}: they are not what it was trained on"
+        )
+    return LabelledImages(test.images, test.labels)
+
+
+def _choices(run: TrainedRun, arguments: argparse.Namespace) -> list[_Choice]:
+    if arguments.budget is not None:
+        if not 1 <= arguments.budget <= MAX_BITS:
+            raise ExportError(f"--budget {arguments.budget:g} is outside 1..{MAX_BITS} bits per weight")
+        anyone = ClientRecord(NO_CLIENT, arguments.budget, 1)
+        name = f"budget-{arguments.budget:g}"
+        return [_Choice(name, run.method.deal(run.model, anyone), (), arguments.budget)]
+    records = list(run.model.clients)
+    if arguments.client is not None:
+        records = [record for record in records if arguments.client in _known_as(run, record)]
+        if not records:
+            raise ExportError(
+                f"the run has no client {arguments.client}; it has {_listed(run.client_names.values())}"
+            )
+    by_widths: dict[tuple[int, ...], list[ClientRecord]] = {}
+    for record in records:
+        by_widths.setdefault(run.method.deal(run.model, record), []).append(record)
+    return [
+        _Choice(
+            run.client_names[same[0].client], widths, tuple(record.client for record in same), same[0].budget
+        )
+        for widths, same in by_widths.items()
+    ]
+
+
+def _known_as(run: TrainedRun, record: ClientRecord) -> tuple[str, str]:
+    """A client's name and its number."""
+    return run.client_names[record.client], str(record.client)
+
+
+def _deployed(run: TrainedRun, choice: _Choice) -> Deployed:
+    layers = run.method.quantizer(run.model).layers(choice.widths)
+    facts = {
+        "run": run.name,
+        "round": run.model.round,
+        "clients": list(choice.clients),
+        "budget": choice.budget,
+    }
+    return Deployed(run.graph, layers, run.model.side, run.class_names, facts)
+
+
+def _table(exported: Sequence[Exported]) -> str:
+    rows = [COLUMNS, *(_row(each) for each in exported)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(exported: Exported) -> tuple[str, ...]:
+    card, speed = exported.card, exported.card["speed"]
+    return (
+        exported.path.name,
+        f"{card['average_bits']:.2f}",
+        f"{card['bare_bytes']:,}",
+        f"{card['file_bytes']:,}",
+        f"{card['size_ratio']:.3f}",
+        f"{speed['milliseconds']:.2f}" if speed else "-",
+        f"{speed['speedup']:.2f}" if speed else "-",
+        "-" if card["accuracy"] is None else f"{card['accuracy']:.2%}",
+        f"{card['verified_images']} of {card['verified_images']} images",
+    )
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,69 @@
+"""`fedmpq predict`: what an exported model sees in images. Needs ONNX Runtime, NumPy and Pillow alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from fedmpq.export.format import ExportError
+from fedmpq.export.onnx_runtime import OnnxRunner
+from fedmpq.model.data import resize
+
+BAR = 24
+
+
+class ImageError(ValueError):
+    """A file that is no image."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print the likeliest classes of each image, as an exported .onnx model sees it."
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to print (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per image")
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    if arguments.top < 1:
+        raise ExportError(f"--top {arguments.top} is too few; the least is 1")
+    runner = OnnxRunner(arguments.model)
+    for path in arguments.images:
+        shares = softmax(runner.logits(read_image(path, runner))[0])
+        best = [int(index) for index in np.argsort(-shares, kind="stable")[: arguments.top]]
+        if arguments.json:
+            classes = [{"class": runner.class_names[i], "probability": float(shares[i])} for i in best]
+            print(json.dumps({"image": str(path), "classes": classes}))
+        else:
+            print(path)
+            for index in best:
+                print(f"  {shares[index]:6.1%}  {bar(shares[index])}  {runner.class_names[index]}")
+    return 0
+
+
+def read_image(path: Path, runner: OnnxRunner) -> NDArray[np.uint8]:
+    """The pixels as the model takes them: its size, by area as in training, and its colours."""
+    try:
+        with Image.open(path) as opened:
+            upright = ImageOps.exif_transpose(opened)
+            pixels = np.asarray(upright.convert("L" if runner.channels == 1 else "RGB"), np.uint8)
+    # Pillow raises nearly anything on a damaged file.
+    except Exception as error:
+        raise ImageError(f"{path} is no image that Pillow can read: {error}") from None
+    return resize(pixels.reshape(1, *pixels.shape[:2], -1), (runner.height, runner.width))
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    powers = np.exp(logits - logits.max())
+    return np.asarray(powers / powers.sum(), np.float32)
+
+
+def bar(share: float) -> str:
+    """`share` of a bar in eighths of a character."""
+    full, eighths = divmod(round(share * BAR * 8), 8)
+    return ("█" * full + " ▏▎▍▌▋▊▉"[eighths].strip()).ljust(BAR)

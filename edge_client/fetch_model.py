@@ -1,0 +1,59 @@
+"""`fedmpq client --fetch-model`: this board's own model as a file for an inference runtime, and its card."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from fedmpq.edge_client.backoff import Backoff
+from fedmpq.edge_client.channel import Endpoint, Federation, federation
+from fedmpq.edge_client.connection import RefusedError, may_help, pause, said
+from fedmpq.edge_client.durable_files import write_durably
+from fedmpq.edge_client.identity import Identity, load_identity
+from fedmpq.edge_client.transfer import Patience, TransferError, download, have, within
+from fedmpq.proto import federation_pb2 as pb
+
+EXPORT_SECONDS = 600.0
+"""The server may have to make the file first."""
+
+log = logging.getLogger("fedmpq.client")
+
+
+async def fetch_model(
+    endpoint: Endpoint, identity_file: Path, wanted: str, folder: Path, retry: Backoff, patience: Patience
+) -> Path:
+    """The file, in `folder`; tried again through cuts and restarts, and gone on with where it broke."""
+    identity = load_identity(identity_file)
+    if identity is None:
+        raise RefusedError(
+            f"this board is not enrolled yet, there is no {identity_file}: take part in a run first"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            async with endpoint.open() as channel:
+                return await _fetch(federation(channel), identity, wanted, folder, retry, patience)
+        except grpc.aio.AioRpcError as error:
+            if not may_help(error):
+                raise RefusedError(f"{endpoint.address} gave no model: {said(error)}") from None
+            cause = said(error)
+        except TransferError as error:
+            cause = str(error)
+        await pause(retry, f"the model did not come ({cause})")
+
+
+async def _fetch(
+    stub: Federation, identity: Identity, wanted: str, folder: Path, retry: Backoff, patience: Patience
+) -> Path:
+    request = pb.GetModelRequest(format=wanted)
+    offer = await within(EXPORT_SECONDS, stub.GetModel(request, metadata=identity.metadata), "the export")
+    # The name comes from the server: never a way out of the folder.
+    path = folder / Path(offer.file_name).name
+    if not have(path, offer.payload):
+        await download(stub, identity.metadata, retry, offer.payload, offer.payload_bytes, path, patience)
+    write_durably(path.with_name(f"{path.name}.json"), offer.card.encode())
+    log.info("%s: %d bytes, verified by the server's runtime", path, offer.payload_bytes)
+    return path

@@ -1,0 +1,267 @@
+"""An integer program as an ONNX model of standard operators, each layer's weights as packed bit-planes.
+
+Codes are bytes: unsigned ones as they are, signed ones with zero point 128 (`uint8` times `int8` is what CPUs
+multiply fastest), the image with its own. Integer weights that fit ±63 are `int8`. Wider ones, of 7 and 8
+bits, are `uint8` with zero point 128: x86 without VNNI and some ARM cores add pairs of products in 16 bits,
+which full-range `int8` weights saturate; for `uint8` weights they take another way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from fedmpq.export.format import FORMAT, INPUT_NAME, METADATA_KEY, OUTPUT_NAME
+from fedmpq.export.integer_add import exact_ratios
+from fedmpq.export.onnx_functions import DOMAIN, IR_VERSION, OPSET, functions
+from fedmpq.export.onnx_writer import OnnxWriter
+from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, Sums, operations
+from fedmpq.model import planes
+from fedmpq.model.activations import CodeFormat
+from fedmpq.model.graph import INPUT, Conv2d
+from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.integer_program import (
+    AddCodes,
+    FlattenCodes,
+    IntegerProgram,
+    PoolAverage,
+    PoolMax,
+    QuantizeReal,
+    Requantize,
+)
+from fedmpq.model.quantized import QuantizedLayer
+
+SIGNED_ZERO = 128
+MAX_INT8_BITS = 6
+"""Up to here `2*code - (2^bits - 1)` lies within ±63."""
+_UNIT = np.float32(1)
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A lowered model; `names` says which of the file's values is which of the program's."""
+
+    proto: onnx.ModelProto
+    names: Mapping[str, str]
+
+    def to_bytes(self) -> bytes:
+        return self.proto.SerializeToString(deterministic=True)
+
+
+def lower_to_onnx(
+    program: IntegerProgram, layers: Mapping[str, QuantizedLayer], metadata: Mapping[str, Any]
+) -> OnnxModel:
+    """The program as a model from `image`, uint8 (N, H, W, C), to `logits`, float32 (N, classes).
+
+    `metadata` goes into the file as JSON, beside the format's version.
+    """
+    return _Lowering(program, tuple(operations(program, layers))).run(metadata)
+
+
+def zero_point(form: CodeFormat) -> int:
+    """What is added to a code to make a byte of it."""
+    if form.high - form.low == 255:
+        return -form.low
+    return SIGNED_ZERO if form.low < 0 else 0
+
+
+def weight_constants(bits: int) -> tuple[NDArray[np.uint8], np.int32, np.int8 | np.uint8]:
+    """`(place, offset, zero)`: the stored weight is `offset + sum place_i * bit_i`, in the type of `zero`.
+
+    It is `zero` plus the integer weight: `2*code - (2^bits - 1)`, or `code - 128` at 8 bits.
+    """
+    gain = 1 if bits == MAX_BITS else 2
+    place = np.array([[gain << i for i in range(bits)]], np.uint8)
+    if bits <= MAX_INT8_BITS:
+        return place, np.int32(1 - 2**bits), np.int8(0)
+    return place, np.int32(0 if bits == MAX_BITS else 1), np.uint8(128)
+
+
+class _Lowering:
+    def __init__(self, program: IntegerProgram, steps: tuple[Operation, ...]) -> None:
+        self.program = program
+        self.steps = steps
+        self.writer = OnnxWriter()
+        self.names: dict[str, str] = {}
+        self.sums: dict[str, AddCodes] = {}
+        self.channels = 0
+
+    def run(self, metadata: Mapping[str, Any]) -> OnnxModel:
+        self.biases, self.multipliers = self._vectors()
+        self.names[INPUT] = self.writer.node("Transpose", [INPUT_NAME], perm=[0, 3, 1, 2])
+        for step in self.steps:
+            if isinstance(step, AddCodes):
+                self.sums[step.output] = step
+            else:
+                self.names[step.output] = self._lowered(step)
+        output = self._real(self.program.output)
+        self.names[self.program.output] = self.writer.node("Identity", [output], output=OUTPUT_NAME)
+        model = helper.make_model(
+            self._graph(),
+            functions=functions(self.writer.functions_used),
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+            ir_version=IR_VERSION,
+            producer_name="fedmpq",
+        )
+        text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, separators=(",", ":"))
+        helper.set_model_props(model, {METADATA_KEY: text})
+        return OnnxModel(model, self.names)
+
+    def _graph(self) -> onnx.GraphProto:
+        graph = self.program.graph
+        image: list[str | int] = ["N", graph.input.height, graph.input.width, graph.input.channels]
+        logits: list[str | int] = ["N", *graph.shapes[graph.output]]
+        return helper.make_graph(
+            self.writer.nodes,
+            graph.name,
+            [helper.make_tensor_value_info(INPUT_NAME, TensorProto.UINT8, image)],
+            [helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, logits)],
+            self.writer.constants,
+        )
+
+    def _lowered(self, step: Operation) -> str:
+        if isinstance(step, RoundedLayer):
+            return self._rounded_layer(step)
+        if isinstance(step, RealLayer):
+            return self._real_layer(step)
+        if isinstance(step, QuantizeReal):
+            return self._rounded_sum(step)
+        if isinstance(step, Requantize):
+            real = self._dequantized(step.source, _UNIT)
+            product = self.writer.node("Mul", [real, self.writer.constant(step.multiplier)])
+            return self._quantized(step.output, product, _UNIT)
+        if isinstance(step, PoolMax):
+            return self._max_pool(step)
+        if isinstance(step, PoolAverage):
+            return self._average(step)
+        assert isinstance(step, FlattenCodes)
+        return self.writer.node("Flatten", [self.names[step.source]])
+
+    def _real(self, name: str) -> str:
+        """A real value; a sum is computed when first asked for, which is seldom."""
+        if name not in self.names:
+            self.names[name] = self._sum(self.sums[name])
+        return self.names[name]
+
+    def _sum(self, step: AddCodes) -> str:
+        # a - (-b): the runtime would replace an Add between quantized values by a sum that rounds otherwise.
+        left = self._dequantized(step.left, step.left_scale)
+        return self.writer.node("Sub", [left, self._dequantized(step.right, -step.right_scale)])
+
+    def _rounded_sum(self, step: QuantizeReal) -> str:
+        """As QLinearAdd, of which the runtime makes the Add below, where that is exact; else in float32."""
+        add, formats = self.sums[step.source], self.program.formats
+        ratios = exact_ratios(add, step, formats[add.left], formats[add.right], SIGNED_ZERO)
+        if ratios is None:
+            return self._quantized(step.output, self._real(step.source), step.scale)
+        left, right = self._dequantized(add.left, ratios[0]), self._dequantized(add.right, ratios[1])
+        return self._quantized(step.output, self.writer.node("Add", [left, right]), _UNIT)
+
+    def _rounded_layer(self, step: RoundedLayer) -> str:
+        op, source = step.sums.op, self.names[step.sums.source]
+        shape, attributes = op.weight_shape, {}
+        if isinstance(op, Conv2d):
+            attributes = _conv_attributes(op)
+        else:
+            # A convolution of one pixel, so that all layers round alike.
+            shape = (*shape, 1, 1)
+            pixel = self.writer.constant(np.array([-1, op.in_features, 1, 1], np.int64))
+            source = self.writer.node("Reshape", [source, pixel])
+        inputs = [source, *self._tensors(step.sums), self._zero(step.output)]
+        attributes |= {"shape": shape, **self._next_part(shape[0])}
+        codes = self.writer.node("Layer", inputs, name=step.sums.layer, **attributes)
+        if not isinstance(op, Conv2d):
+            codes = self.writer.node("Flatten", [codes])
+        return self._clamped(step.output, codes)
+
+    def _real_layer(self, step: RealLayer) -> str:
+        inputs = [self.names[step.sums.source], *self._tensors(step.sums)]
+        shape = step.sums.op.weight_shape
+        part = self._next_part(shape[0])
+        return self.writer.node("RealLayer", inputs, name=step.sums.layer, shape=shape, **part)
+
+    def _tensors(self, sums: Sums) -> list[str]:
+        """What `Layer` and `RealLayer` take alike, in their order."""
+        tensors = [planes.pack(sums.codes, sums.bits), *weight_constants(sums.bits)]
+        names = [self.writer.constant(tensor) for tensor in tensors]
+        return [self._zero(sums.source), *names, self.biases, self.multipliers]
+
+    def _vectors(self) -> tuple[str, str]:
+        """Biases and multipliers of all layers, one after the other.
+
+        Biases are stored in 16 bits. The few that do not fit, those of channels with a very small multiplier,
+        are stored once more, with their places.
+        """
+        layers = [step for step in self.steps if isinstance(step, RoundedLayer | RealLayer)]
+        scales = [step.scale if isinstance(step, RealLayer) else step.multiplier for step in layers]
+        biases = np.concatenate([step.sums.bias for step in layers])
+        narrow = biases.astype(np.int16)
+        (wide,) = np.nonzero(narrow != biases)
+        name = self.writer.node("Cast", [self.writer.constant(narrow)], to=TensorProto.INT32)
+        if len(wide):
+            places, values = wide.astype(np.int32), biases[wide]
+            name = self.writer.node(
+                "ScatterElements", [name, self.writer.constant(places), self.writer.constant(values)]
+            )
+        return name, self.writer.constant(np.concatenate(scales))
+
+    def _next_part(self, channels: int) -> dict[str, Any]:
+        """Where in those vectors the next layer's lie."""
+        start, self.channels = self.channels, self.channels + channels
+        return {"start": [start], "stop": [self.channels]}
+
+    def _max_pool(self, step: PoolMax) -> str:
+        op = step.op
+        attributes: dict[str, Any] = {"strides": op.stride, "pads": (*op.padding, *op.padding)}
+        return self.writer.node("MaxPool", [self.names[step.source]], kernel_shape=op.kernel, **attributes)
+
+    def _average(self, step: PoolAverage) -> str:
+        channels, *image = self.program.graph.shapes[step.source]
+        attributes: dict[str, Any] = {}
+        kernel = tuple(image)
+        if step.op is not None:
+            kernel = step.op.kernel
+            attributes = {"strides": step.op.stride, "pads": (*step.op.padding, *step.op.padding)}
+        multiplier = self.writer.constant(step.multiplier)
+        inputs = [self.names[step.source], self._zero(step.source), multiplier, self._zero(step.output)]
+        shape = (channels, 1, *kernel)
+        codes = self.writer.node("Average", inputs, shape=shape, group=channels, **attributes)
+        return self._clamped(step.output, codes)
+
+    def _dequantized(self, source: str, scale: np.float32) -> str:
+        inputs = [self.names[source], self.writer.constant(scale), self._zero(source)]
+        return self.writer.node("DequantizeLinear", inputs)
+
+    def _quantized(self, output: str, real: str, scale: np.float32) -> str:
+        codes = self.writer.node("QuantizeLinear", [real, self.writer.constant(scale), self._zero(output)])
+        return self._clamped(output, codes)
+
+    def _clamped(self, output: str, codes: str) -> str:
+        """Codes that fill all 256 bytes need no more than the saturation they have had."""
+        form = self.program.formats[output]
+        low, high = zero_point(form) + form.low, zero_point(form) + form.high
+        if (low, high) == (0, 255):
+            return codes
+        bounds = [self.writer.constant(np.uint8(bound)) for bound in (low, high)]
+        return self.writer.node("Clip", [codes, *bounds])
+
+    def _zero(self, value: str) -> str:
+        return self.writer.constant(np.uint8(zero_point(self.program.formats[value])))
+
+
+def _conv_attributes(op: Conv2d) -> dict[str, Any]:
+    """Those that differ from the function's defaults."""
+    every: dict[str, tuple[Any, Any]] = {
+        "strides": (op.stride, (1, 1)),
+        "pads": ((*op.padding, *op.padding), (0, 0, 0, 0)),
+        "dilations": (op.dilation, (1, 1)),
+        "group": (op.groups, 1),
+    }
+    return {name: value for name, (value, default) in every.items() if value != default}

@@ -1,0 +1,174 @@
+"""Scales for XNNPACK, which keeps one for each tensor and computes from them what the program multiplies by.
+
+A layer's multiplier is `fl(fl(s_in * k) / s_out)` there, with a scale `k` for each channel's weights. An
+addition is in integers: with `m = rint(2^shift * s / s_out)` for each operand, and `shift` such that the
+greater `m` has 21 bits, `code = (a * m_a + b * m_b + 2^(shift - 1)) >> shift`.
+
+With the program's own scales both often give the program's codes, and fast. Whether they do is decided here
+for all inputs at once: a multiplier is equal or cannot change a code, an addition is tried on all pairs of
+codes. Where one does not, all scales are 1 instead: then a layer's `k` is its multiplier to the bit, and
+additions are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.export.operations import Operation, RealLayer, RoundedLayer
+from fedmpq.model.activations import CodeFormat
+from fedmpq.model.grid import integer_weights
+from fedmpq.model.integer_program import (
+    AddCodes,
+    FlattenCodes,
+    IntegerProgram,
+    PoolAverage,
+    PoolMax,
+    QuantizeReal,
+    Requantize,
+)
+
+Vector = NDArray[np.float32]
+
+# Below, XNNPACK loads no layer.
+MIN_MULTIPLIER = np.float32(2.0**-32)
+UNIT = np.float32(1)
+_UNITS_TRIED = (0, 1, -1, 2, -2, 3, -3)
+_MULTIPLIER_BITS = 20
+_LEAST_RATIO, _GREATEST_RATIO = 2.0**-10, 2.0**8
+
+
+@dataclass(frozen=True)
+class Scales:
+    """`weights` by the output of their layer or average, `values` by name; a value without one has 1."""
+
+    weights: dict[str, Vector]
+    values: dict[str, np.float32] = field(default_factory=dict)
+
+    def of(self, name: str) -> np.float32:
+        return self.values.get(name, UNIT)
+
+    @property
+    def integer_additions(self) -> bool:
+        return bool(self.values)
+
+
+def choose_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales:
+    """The program's own scales if XNNPACK's arithmetic is exact with them, else those of 1."""
+    return _own_scales(program, steps) or _unit_scales(program, steps)
+
+
+def _unit_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales:
+    weights: dict[str, Vector] = {}
+    for step in steps:
+        if isinstance(step, RoundedLayer):
+            # No int32 sum times this rounds to anything but 0, nor does it times less.
+            weights[step.output] = np.maximum(step.multiplier, MIN_MULTIPLIER)
+        elif isinstance(step, PoolAverage):
+            channels = program.graph.shapes[step.source][0]
+            weights[step.output] = np.full(channels, step.multiplier, np.float32)
+    return Scales(weights)
+
+
+def _own_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales | None:
+    values = {name: form.scale for name, form in program.formats.items()}
+    sums = {step.output: step for step in steps if isinstance(step, AddCodes)}
+    # The last layer multiplies whole numbers in float32: its input, an average, has scale 1.
+    for name in _before_logits(steps):
+        values[name] = UNIT
+    scales = Scales({}, values)
+    for step in steps:
+        if isinstance(step, RoundedLayer):
+            found = _layer_weights(step, program.formats[step.sums.source], scales)
+        elif isinstance(step, PoolAverage):
+            found = _average_weights(step, program, scales)
+        elif isinstance(step, QuantizeReal):
+            if not _adds_exactly(sums[step.source], step, program, scales):
+                return None
+            continue
+        elif isinstance(step, Requantize) or program.output in sums:
+            return None
+        else:
+            continue
+        if found is None:
+            return None
+        scales.weights[step.output] = found
+    return scales
+
+
+def _before_logits(steps: Sequence[Operation]) -> list[str]:
+    """The values from which, unchanged, the last layer's input comes."""
+    makers = {step.output: step for step in steps}
+    names = [step.sums.source for step in steps if isinstance(step, RealLayer)]
+    for name in names:
+        maker = makers.get(name)
+        if isinstance(maker, FlattenCodes | PoolMax):
+            names.append(maker.source)
+    return names
+
+
+def _weight_scale(multiplier: Vector, before: np.float32, after: np.float32) -> Vector:
+    """`k` with `fl(fl(before * k) / after)` equal to the multiplier, or as near as there is."""
+    exact = multiplier.astype(np.float64) * float(after) / float(before)
+    first: Vector = exact.astype(np.float32)
+    best = first.copy()
+    for units in reversed(_UNITS_TRIED):
+        tried = (first.view(np.int32) + np.int32(units)).view(np.float32)
+        best = np.where(_multiplier(tried, before, after) == multiplier, tried, best)
+    return best
+
+
+def _multiplier(weights: Vector, before: np.float32, after: np.float32) -> Vector:
+    return np.asarray(np.asarray(before * weights, np.float32) / after, np.float32)
+
+
+def _layer_weights(step: RoundedLayer, source: CodeFormat, scales: Scales) -> Vector | None:
+    before, after = scales.of(step.sums.source), scales.of(step.output)
+    weights = _weight_scale(np.maximum(step.multiplier, MIN_MULTIPLIER), before, after)
+    got = _multiplier(weights, before, after)
+    if (got < MIN_MULTIPLIER).any():
+        return None
+    rows = np.abs(integer_weights(step.sums.codes, step.sums.bits).astype(np.int64)).reshape(len(got), -1)
+    reach = rows.sum(axis=1) * source.bound
+    ends = (step.sums.bias - reach, step.sums.bias + reach)
+    # Where the multiplier is another, all sums there can be must have one code, and it must be the same.
+    codes = [
+        np.clip(np.rint(end.astype(np.float32) * multiplier), step.low, step.high)
+        for end in ends
+        for multiplier in (step.multiplier, got)
+    ]
+    constant = np.all([code == codes[0] for code in codes], axis=0)
+    return weights if bool(np.all(constant | (got == step.multiplier))) else None
+
+
+def _average_weights(step: PoolAverage, program: IntegerProgram, scales: Scales) -> Vector | None:
+    """Tried on every sum of codes that a window can have."""
+    channels, *image = program.graph.shapes[step.source]
+    kernel = tuple(image) if step.op is None else step.op.kernel
+    source, window = program.formats[step.source], kernel[0] * kernel[1]
+    before, after = scales.of(step.source), scales.of(step.output)
+    weights = _weight_scale(np.full(channels, step.multiplier, np.float32), before, after)
+    sums = np.arange(source.low * window, source.high * window + 1, dtype=np.float32)
+    wanted, got = (
+        np.clip(np.rint(sums * multiplier), step.low, step.high)
+        for multiplier in (step.multiplier, _multiplier(weights, before, after)[0])
+    )
+    return weights if np.array_equal(wanted, got) else None
+
+
+def _adds_exactly(add: AddCodes, rounding: QuantizeReal, program: IntegerProgram, scales: Scales) -> bool:
+    left, right = program.formats[add.left], program.formats[add.right]
+    a = np.arange(left.low, left.high + 1)[:, None]
+    b = np.arange(right.low, right.high + 1)[None, :]
+    real = a.astype(np.float32) * add.left_scale + b.astype(np.float32) * add.right_scale
+    wanted = np.clip(np.rint(real / rounding.scale), rounding.low, rounding.high)
+    ratios = np.array([scales.of(add.left), scales.of(add.right)], np.float32) / scales.of(rounding.output)
+    if ratios.min() < _LEAST_RATIO or ratios.max() >= _GREATEST_RATIO:
+        return False
+    shift = _MULTIPLIER_BITS - int(np.floor(np.log2(ratios.max())))
+    factors = np.rint(np.ldexp(ratios.astype(np.float64), shift)).astype(np.int64)
+    sums = (a * factors[0] + b * factors[1] + (1 << (shift - 1))) >> shift
+    return np.array_equal(np.clip(sums, rounding.low, rounding.high), wanted)

@@ -1,0 +1,67 @@
+"""A run as a state folder holds it, to be read by other programs whether the server runs or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmpq.model.graph import Graph
+from fedmpq.server.blobs import Blobs, open_blobs
+from fedmpq.server.method import QuantizedMethod
+from fedmpq.server.model_archive import unpack_model
+from fedmpq.server.run_config import RunConfig, make_config
+from fedmpq.server.state import GlobalModel
+from fedmpq.server.state_folder import StateFolder
+from fedmpq.server.store import Run, Store
+
+
+class StoredRunError(ValueError):
+    """No such run, or one that has no model to show yet."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run after its last merged round."""
+
+    run: Run
+    config: RunConfig
+    method: QuantizedMethod
+    model: GlobalModel
+    client_names: dict[int, str]
+
+    @property
+    def graph(self) -> Graph:
+        return self.method.graph
+
+
+def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | None = None) -> StoredRun:
+    """The run of that name or id in the folder; without a name the newest. `blobs` if not in the folder."""
+    state.require()
+    store = Store.open(state.database_url())
+    try:
+        run = _find(store, state.path, name)
+        return _read(store, open_blobs(blobs or str(state.blobs)), run)
+    finally:
+        store.close()
+
+
+def _find(store: Store, path: Path, name: str | None) -> Run:
+    runs = store.list_runs()
+    if name is not None:
+        runs = [run for run in runs if name in (run.name, run.run_id)]
+    if not runs:
+        raise StoredRunError(f"{path} holds no run{'' if name is None else f' {name!r}'}; see `fedmpq runs`")
+    return runs[0]
+
+
+def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
+    if run.bit_widths is None or run.round < 1:
+        raise StoredRunError(f"run {run.name!r} has not merged a round yet; there is no model to show")
+    graph = Graph.from_bytes(blobs.read(run.graph))
+    config = make_config(run.config)
+    weights, side = unpack_model(graph, blobs.read(run.model))
+    members = store.members(run.run_id)
+    names = {client.client_id: client.name for client in store.list_clients(revoked=True)}
+    model = GlobalModel(run.round, weights, side, run.bit_widths, tuple(m.record for m in members))
+    method = QuantizedMethod(graph, config.recipe(), config.seed)
+    return StoredRun(run, config, method, model, {m.client: names[m.client_id] for m in members})

@@ -1,0 +1,183 @@
+"""`fedmpq export`, `predict` and `bench`, from a checkpoint to a prediction."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedmpq.cli.main import main
+from fedmpq.cli.predict_command import bar, softmax
+from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
+from fedmpq.lab.experiment import Experiment
+from fedmpq.lab.simulation import prepare
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run before its first round: three clients, two of them alike."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    folder.mkdir()
+    experiment = Experiment("digits", model="digits_cnn", budgets=(2.0, 4.0, 4.0), per_channel=True)
+    save_checkpoint(folder, prepare(experiment).start)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    assert main(["export", "--run", str(run), "--all", "-o", str(folder), "--no-speed"]) == 0
+    return folder
+
+
+def mistake(capsys: Capture, *words: str) -> str:
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    return err.rstrip()
+
+
+def test_all_makes_one_file_for_each_distinct_model(models: Path) -> None:
+    assert {path.name for path in models.iterdir()} == {
+        "client-0.onnx", "client-0.onnx.json", "client-1.onnx", "client-1.onnx.json",
+    }  # fmt: skip
+    card = json.loads((models / "client-1.onnx.json").read_text(encoding="utf-8"))
+    assert (card["run"], card["round"], card["clients"], card["budget"]) == ("small", 0, [1, 2], 4.0)
+    assert card["verified_images"] == 16 + 256
+    assert 0 <= card["accuracy"] <= 1
+    assert card["average_bits"] <= 4
+
+
+def test_the_table_and_the_json_tell_the_same(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["export", "--run", str(run / FILE_NAME), "--client", "0", "-o", str(tmp_path)]
+    assert main(words) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["model", "bits"]
+    assert row.startswith("client-0.onnx")
+    assert row.endswith("272 of 272 images")
+    assert main([*words, "--json", "--no-speed"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert f"{facts['file_bytes']:,}" in row
+    assert facts["speed"] is None
+
+
+def test_a_budget_makes_a_model_of_its_own(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["export", "--run", str(run), "--budget", "5.5", "-o", str(tmp_path), "--no-speed", "--json"]
+    assert main(words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert Path(facts["path"]).name == "budget-5.5.onnx"
+    assert 4.5 < facts["average_bits"] <= 5.5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--client", "9"], "the run has no client 9; it has 0, 1, 2"),
+        (["--budget", "9"], "--budget 9 is outside 1..8 bits per weight"),
+        (["--all", "--format", "tflite"], "--format 'tflite' is none of onnx, executorch"),
+        (["--all", "--client", "1"], "not allowed with argument"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert message in mistake(capsys, "export", "--run", str(run), "-o", str(tmp_path), *words)
+
+
+def test_a_float_run_has_no_integer_model(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    checkpoint = load_checkpoint(run)
+    experiment = replace(checkpoint.experiment, method="fp32")
+    save_checkpoint(tmp_path, replace(checkpoint, experiment=experiment))
+    error = mistake(capsys, "export", "--run", str(tmp_path), "--all", "-o", str(tmp_path / "out"))
+    assert "the run's method is fp32, which trains no integer model" in error
+
+
+def test_a_checkpoint_of_another_graph_is_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    checkpoint = load_checkpoint(run)
+    other = prepare(Experiment("digits", model="resnet8", budgets=(2.0, 4.0, 4.0))).start.graph
+    save_checkpoint(tmp_path, replace(checkpoint, graph=other))
+    error = mistake(capsys, "export", "--run", str(tmp_path), "--all", "-o", str(tmp_path / "out"))
+    assert "cannot be used as a checkpoint" in error
+    assert not (tmp_path / "out").exists()
+
+
+# Predicting
+
+
+def test_predictions_add_up_and_are_sorted(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "colour.png")
+    Image.fromarray(pixels[:8, :8, 0]).save(tmp_path / "grey.png")
+    images = [str(tmp_path / "colour.png"), str(tmp_path / "grey.png")]
+    assert main(["predict", str(models / "client-0.onnx"), *images, "--top", "10", "--json"]) == 0
+    for line, image in zip(capsys.readouterr().out.splitlines(), images, strict=True):
+        facts = json.loads(line)
+        shares = [each["probability"] for each in facts["classes"]]
+        assert facts["image"] == image
+        assert sum(shares) == pytest.approx(1, abs=1e-5)
+        assert shares == sorted(shares, reverse=True)
+        assert {each["class"] for each in facts["classes"]} == set("0123456789")
+    assert main(["predict", str(models / "client-0.onnx"), images[0]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == images[0]
+    assert len(lines) == 6
+    assert all("%" in line for line in lines[1:])
+
+
+def test_predicting_needs_neither_torch_nor_onnx(models: Path, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "black.png")
+    script = (
+        "import sys; from fedmpq.cli.main import main\n"
+        f"code = main(['predict', {str(models / 'client-0.onnx')!r}, {str(tmp_path / 'black.png')!r}])\n"
+        "heavy = {'torch', 'onnx', 'executorch', 'google.protobuf', 'sklearn'} & set(sys.modules)\n"
+        "raise SystemExit(code or sorted(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_no_image_or_no_model_is_named(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("no image", encoding="utf-8")
+    assert "notes.txt is no image" in mistake(capsys, "predict", str(models / "client-0.onnx"), str(text))
+    assert "notes.txt cannot be loaded" in mistake(capsys, "predict", str(text), str(text))
+
+
+def test_bars_and_shares() -> None:
+    assert bar(0.0).strip() == ""
+    assert bar(1.0) == "█" * 24
+    assert {len(bar(share)) for share in np.linspace(0, 1, 50)} == {24}
+    np.testing.assert_allclose(softmax(np.array([1000, 1000], np.float32)), [0.5, 0.5])
+
+
+# Measuring
+
+
+def test_bench_measures_in_a_process_of_its_own(models: Path, capsys: Capture) -> None:
+    words = ["--seconds", "0.05", "--batch", "3", "--json"]
+    assert main(["bench", str(models / "client-0.onnx"), *words]) == 0
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert 0 < facts["p50_milliseconds"] <= facts["p90_milliseconds"] <= facts["p99_milliseconds"]
+    assert (facts["batch"], facts["threads"]) == (3, 1)
+    assert 20 < facts["peak_megabytes"] < 400
+
+
+def test_bench_passes_errors_on(tmp_path: Path, capsys: Capture) -> None:
+    error = mistake(capsys, "bench", str(tmp_path / "missing.onnx"), "--json")
+    assert (
+        error
+        == f"fedmpq bench: there is no model at {tmp_path / 'missing.onnx'}; name an exported .onnx file"
+    )
+    assert "--batch 0 must be above 0" in mistake(capsys, "bench", "x.onnx", "--batch", "0")

@@ -1,0 +1,69 @@
+"""Ratios with which ONNX Runtime's integer addition is the program's, for every pair of codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from fedmpq.export.integer_add import Ratios, exact_ratios
+from fedmpq.export.onnx_runtime import float_session
+from fedmpq.model.activations import CodeFormat
+from fedmpq.model.integer_program import AddCodes, QuantizeReal
+
+ZERO = 128
+
+
+def runtime_sum(a: NDArray[np.uint8], b: NDArray[np.uint8], ratios: Ratios, zero: int) -> NDArray[np.int32]:
+    """By QLinearAdd of ONNX Runtime; `a` has zero point 128, `b` has `zero`, the sum none."""
+    constants: dict[str, Any] = {"ra": ratios[0], "rb": ratios[1], "one": np.float32(1), "za": np.uint8(ZERO)}
+    constants |= {"zb": np.uint8(zero), "zq": np.uint8(0), "b": b}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["a", "ra", "za"], ["x"]),
+        helper.make_node("Identity", ["b"], ["c"]),
+        helper.make_node("DequantizeLinear", ["c", "rb", "zb"], ["y"]),
+        helper.make_node("Add", ["x", "y"], ["s"]),
+        helper.make_node("QuantizeLinear", ["s", "one", "zq"], ["q"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "add",
+        [helper.make_tensor_value_info("a", TensorProto.UINT8, a.shape)],
+        [helper.make_tensor_value_info("q", TensorProto.UINT8, a.shape)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return np.asarray(float_session(model.SerializeToString())(a), np.int32)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_found_ratios_add_as_the_program_does(signed: bool) -> None:
+    random = np.random.default_rng(1)
+    left = CodeFormat(np.float32(1), -127, 127)
+    right = left if signed else CodeFormat(np.float32(1), 0, 15)
+    zero = ZERO if signed else 0
+    a, b = np.meshgrid(np.arange(left.low, 128), np.arange(right.low, right.high + 1), indexing="ij")
+    found = 0
+    for _ in range(6):
+        scales = random.uniform(0.01, 0.1, 3).astype(np.float32)
+        add = AddCodes("sum", "a", "b", *scales[:2])
+        rounding = QuantizeReal("q", "sum", scales[2], 0, 15)
+        ratios = exact_ratios(add, rounding, left, right, ZERO)
+        if ratios is None:
+            continue
+        found += 1
+        real = a.astype(np.float32) * add.left_scale + b.astype(np.float32) * add.right_scale
+        wanted = np.clip(np.rint(real / rounding.scale), rounding.low, rounding.high)
+        got = runtime_sum((a + ZERO).astype(np.uint8), (b + zero).astype(np.uint8), ratios, zero)
+        np.testing.assert_array_equal(np.minimum(got, rounding.high), wanted)
+    assert found >= 2
+
+
+def test_exact_ties_have_no_ratios() -> None:
+    """Half a code and half a code: which way it rounds would hang on the order of operations."""
+    codes = CodeFormat(np.float32(0.5), -127, 127)
+    add = AddCodes("sum", "a", "b", np.float32(0.5), np.float32(0.5))
+    assert exact_ratios(add, QuantizeReal("q", "sum", np.float32(1), -127, 127), codes, codes, ZERO) is None

@@ -1,0 +1,215 @@
+"""ONNX: equal to the integer reference to the bit for any mix of bit-widths, small, safe from saturation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from fedmpq.export import exporting, onnx_lowering, verify
+from fedmpq.export.exporting import Deployed, LabelledImages, export_model
+from fedmpq.export.format import METADATA_KEY, ExportError
+from fedmpq.export.onnx_lowering import OnnxModel, lower_to_onnx
+from fedmpq.export.onnx_runtime import OnnxRunner
+from fedmpq.model import zoo
+from fedmpq.model.graph import (
+    INPUT,
+    AvgPool,
+    Conv2d,
+    Flatten,
+    Graph,
+    Input,
+    Linear,
+    MaxPool,
+    Node,
+    Relu,
+)
+from fedmpq.model.integer_forward import logits
+from fedmpq.model.integer_program import compile_program
+from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.quantizers import place_quantizers
+from tests.export.models import CLASSES, deployed
+
+EXAMPLES = {"digits_cnn": 25, "resnet8": 12, "resnet20": 8, "resnet44": 4, "resnet18": 3, "mobilenet_v2": 4}
+MIXES = st.lists(st.integers(1, 8), min_size=1, max_size=60)
+
+
+def lowered(model: Deployed) -> tuple[Any, bytes]:
+    program = compile_program(model.graph, model.layers, model.side)
+    metadata = {"classes": model.class_names, "graph": model.graph.id}
+    return program, lower_to_onnx(program, model.layers, metadata).to_bytes()
+
+
+def check_equal(model: Deployed, count: int = 3) -> None:
+    program, content = lowered(model)
+    images = verify.random_images(program, count)
+    np.testing.assert_array_equal(OnnxRunner(content).logits(images), logits(program, images), strict=True)
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_mix_of_bit_widths_is_equal_to_the_bit(name: str) -> None:
+    @settings(max_examples=EXAMPLES[name], deadline=None, suppress_health_check=list(HealthCheck))
+    @given(widths=MIXES, seed=st.integers(0, 1000), per_channel=st.booleans())
+    def check(widths: list[int], seed: int, per_channel: bool) -> None:
+        check_equal(deployed(name, widths, seed, per_channel))
+
+    check()
+
+
+@pytest.mark.parametrize("activation_bits", [1, 3, 8])
+def test_other_activation_widths(activation_bits: int) -> None:
+    check_equal(deployed("resnet8", (4, 8, 1, 7), activation_bits=activation_bits))
+
+
+def users_graph() -> Graph:
+    """Pools with padding, groups, dilation, strides of their own, linear layers inside, a ReLU of codes."""
+    nodes = (
+        Node("a", Conv2d(2, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, True), (INPUT,)),
+        Node("ra", Relu(0.0), ("a",)),
+        Node("mp", MaxPool((3, 2), (2, 1), (1, 1)), ("ra",)),
+        Node("ap", AvgPool((3, 3), (2, 1), (1, 1)), ("mp",)),
+        Node("flat", Flatten(), ("ap",)),
+        Node("l1", Linear(6 * 2 * 7, 9, True), ("flat",)),
+        Node("r1", Relu(6.0), ("l1",)),
+        Node("l2", Linear(9, 5, False), ("r1",)),
+        Node("l3", Linear(5, len(CLASSES), True), ("l2",)),
+    )
+    return place_quantizers(Graph("users", Input(2, 9, 8, 0.5, 30), nodes, "l3"), 5)
+
+
+def users_model(seed: int = 0) -> Deployed:
+    graph, random = users_graph(), np.random.default_rng(seed)
+    layers = {
+        node.name: QuantizedLayer.from_weights(
+            random.normal(size=graph.weight_shape(node.name)).astype(np.float32), 3 + number, "max", True
+        )
+        for number, node in enumerate(graph.layers)
+    }
+    side = {
+        name: np.asarray(random.uniform(0.5, 3, shape), np.float32)
+        for name, shape in graph.side_shapes().items()
+    }
+    return Deployed(graph, layers, side, CLASSES)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_users_network(seed: int) -> None:
+    check_equal(users_model(seed), count=9)
+
+
+def test_no_wide_weight_is_int8(tmp_path: Path) -> None:
+    """On CPUs that add pairs of products in 16 bits, int8 weights beyond ±63 give wrong sums."""
+    _, content = lowered(deployed("resnet8", (1, 2, 3, 4, 5, 6, 7, 8)))
+    optimized = tmp_path / "optimized.onnx"
+    OnnxRunner(content, optimized=optimized)
+    graph = onnx.load(optimized).graph
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    weights = [constants[n.input[3]] for n in graph.node if n.op_type == "QLinearConv"]
+    weights += [constants[n.input[1]] for n in graph.node if n.op_type == "MatMulInteger"]
+    assert len(weights) == 11
+    assert {str(weight.dtype) for weight in weights} == {"int8", "uint8"}
+    for weight in weights:
+        assert weight.dtype == np.uint8 or np.abs(weight.astype(int)).max() <= 63
+
+
+def test_nothing_is_left_to_unpack_and_every_layer_is_integer(tmp_path: Path) -> None:
+    model = deployed("mobilenet_v2", (2, 5, 8))
+    program, content = lowered(model)
+    OnnxRunner(content, optimized=tmp_path / "optimized.onnx")
+    verify.check_optimized(tmp_path / "optimized.onnx", program, model.layers)
+    (tmp_path / "raw.onnx").write_bytes(content)
+    with pytest.raises(ExportError, match="ONNX Runtime leaves ScatterElements in"):
+        verify.check_optimized(tmp_path / "raw.onnx", program, model.layers)
+
+
+def test_files_are_about_as_small_as_their_bits() -> None:
+    """Biases, multipliers and the graph itself are the rest."""
+    model = deployed("resnet20", (4,))
+    assert len(lowered(model)[1]) <= 1.12 * model.bare_bytes
+
+
+def test_exporting_writes_a_verified_file_and_its_card(tmp_path: Path) -> None:
+    model = deployed("digits_cnn", (4, 3))
+    program, _ = lowered(model)
+    images = verify.random_images(program, 20, seed=5)
+    tests = LabelledImages(images, logits(program, images).argmax(axis=1).astype(np.int64))
+    exported = export_model(model, "onnx", tmp_path / "deep" / "small", tests, measure_speed=False)
+    assert exported.path == tmp_path / "deep" / "small.onnx"
+    assert {path.name for path in exported.path.parent.iterdir()} == {"small.onnx", "small.onnx.json"}
+    card = json.loads((tmp_path / "deep" / "small.onnx.json").read_text(encoding="utf-8"))
+    assert card == json.loads(json.dumps(exported.card))
+    assert (card["accuracy"], card["round"], card["graph"]) == (1.0, 3, model.graph.id)
+    assert (card["file_bytes"], card["verified_images"]) == (exported.path.stat().st_size, 36)
+    assert OnnxRunner(exported.path).class_names == list(CLASSES)
+
+
+def tampered(model: OnnxModel, layer: str) -> OnnxModel:
+    """With all bits of one layer's weights flipped."""
+    node = next(node for node in model.proto.graph.node if node.name == layer)
+    planes = next(t for t in model.proto.graph.initializer if t.name == node.input[2])
+    planes.raw_data = bytes(255 - byte for byte in planes.raw_data)
+    return model
+
+
+def test_a_mismatch_deletes_the_file_and_names_the_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: Any) -> OnnxModel:
+        return tampered(lower_to_onnx(*arguments), "layer2.0.conv1")
+
+    monkeypatch.setattr(onnx_lowering, "lower_to_onnx", wrong)
+    with pytest.raises(ExportError, match=r"ONNX Runtime computes 'relu_3.quantized' of 'digits_cnn'"):
+        export_model(deployed("digits_cnn", (4, 3)), "onnx", tmp_path / "wrong")
+    assert not list(tmp_path.iterdir())
+
+
+def test_class_names_of_another_graph_are_refused(tmp_path: Path) -> None:
+    model = deployed("digits_cnn", (4,))
+    other = Deployed(model.graph, model.layers, model.side, ("cat", "dog"))
+    with pytest.raises(ExportError, match="2 class names for the 7 outputs of 'digits_cnn'"):
+        exporting.export_model(other, "onnx", tmp_path / "other")
+
+
+# Files that are not what they should be
+
+
+def with_metadata(content: bytes, text: str | None) -> bytes:
+    model = onnx.load_from_string(content)
+    del model.metadata_props[:]
+    if text is not None:
+        model.metadata_props.add(key=METADATA_KEY, value=text)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "is no model of fedmpq"),
+        ('{"format": 2}', "has format 2, and this fedmpq reads format 1: update fedmpq"),
+        ('{"format": "new"}', "has format 'new'"),
+        ("[]", "no readable description"),
+        ("{", "no readable description"),
+    ],
+)
+def test_other_versions_are_refused(text: str | None, message: str) -> None:
+    _, content = lowered(deployed("digits_cnn", (4,)))
+    with pytest.raises(ExportError, match=message):
+        OnnxRunner(with_metadata(content, text))
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    _, content = lowered(deployed("digits_cnn", (4,)))
+    path = tmp_path / "cut.onnx"
+    for size in (0, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(ExportError, match=r"cut\.onnx"):
+            OnnxRunner(path)
+    with pytest.raises(ExportError, match="there is no model at"):
+        OnnxRunner(tmp_path / "missing.onnx")

@@ -1,0 +1,236 @@
+"""A real server of the Federation service on loopback, inside the test's own event loop, on a small graph.
+
+`Federation.crash` drops it without a word, as SIGKILL would, and `start` reads everything from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from fedmpq.model.exchange_wire import decode_update, encode_model, encode_update
+from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Flatten, Graph, Input, Linear, Node, Relu
+from fedmpq.model.quantized import Side, Weights
+from fedmpq.model.quantizers import place_quantizers
+from fedmpq.proto import federation_pb2 as pb
+from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
+from fedmpq.server.blobs import Outgoing, Uploads, open_blobs
+from fedmpq.server.database import sqlite_url
+from fedmpq.server.exports import Exports
+from fedmpq.server.federation_service import FederationService
+from fedmpq.server.hub import Hub
+from fedmpq.server.method import QuantizedMethod, select_clients
+from fedmpq.server.model_archive import pack_model, unpack_model
+from fedmpq.server.rounds import Coordinator
+from fedmpq.server.run_config import RunConfig, make_config
+from fedmpq.server.serve import OPTIONS
+from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.server.store import Run, Store
+from fedmpq.server.tokens import make_token
+from tests.server.stand_in import StandIn, nudge
+
+PATIENCE = 60.0
+THREADS = 8
+
+
+def small_graph() -> Graph:
+    nodes = (
+        Node("conv1", Conv2d(1, 6, (3, 3), (1, 1), (1, 1), (1, 1), 1, False), (INPUT,)),
+        Node("bn1", BatchNorm(6, 1e-5, 0.125), ("conv1",)),
+        Node("relu", Relu(0.0), ("bn1",)),
+        Node("conv2", Conv2d(6, 4, (3, 3), (2, 2), (0, 0), (1, 1), 1, False), ("relu",)),
+        Node("bn2", BatchNorm(4, 1e-5, 0.125), ("conv2",)),
+        Node("relu2", Relu(0.0), ("bn2",)),
+        Node("flat", Flatten(), ("relu2",)),
+        Node("fc", Linear(36, 5, True), ("flat",)),
+    )
+    return place_quantizers(Graph("small", Input(1, 8, 8, 0.015625, 128), nodes, "fc"), 4)
+
+
+GRAPH = small_graph()
+
+
+def first_state(seed: int = 0) -> tuple[Weights, Side]:
+    random = np.random.default_rng(seed)
+    weights = {
+        node.name: random.normal(0, 0.3, GRAPH.weight_shape(node.name)).astype(np.float32)
+        for node in GRAPH.layers
+    }
+    side = {
+        name: np.asarray(random.uniform(0.5, 1.5, shape), np.float32)
+        for name, shape in GRAPH.side_shapes().items()
+    }
+    return weights, side
+
+
+def small_config(**settings: Any) -> RunConfig:
+    """Two clients and three rounds, unless told otherwise."""
+    plain = {
+        "name": "small",
+        "rounds": 3,
+        "clients_per_round": 2,
+        "image": [8, 8, 1],
+        "classes": 5,
+        "input_scale": 0.015625,
+        "input_zero_point": 128,
+    }
+    return make_config({**plain, **settings})
+
+
+def expected_model(config: RunConfig, clients: Sequence[tuple[float, int]]) -> GlobalModel:
+    """What an undisturbed run of stand-ins with these (budget, samples) comes to, without any server."""
+    method = QuantizedMethod(GRAPH, config.recipe(), config.seed)
+    records = [ClientRecord(n, budget, samples) for n, (budget, samples) in enumerate(clients)]
+    model = method.start(*first_state(), records)
+    for number in range(1, config.rounds + 1):
+        chosen = select_clients(model.clients, config.seed, number, config.target(len(clients)))
+        updates = []
+        for record in chosen:
+            sent = method.assign(model, record)
+            payload = encode_model(GRAPH, sent.layers, sent.side)
+            assignment = pb.Assignment(round=number, client=record.client, run_id="r")
+            update = encode_update(GRAPH, "r", nudge(GRAPH, assignment, payload, record.samples))
+            updates.append(decode_update(GRAPH, update)[1])
+        model = method.merge(model, updates)
+    return model
+
+
+class Federation:
+    """One server over a folder; it may be stopped, crashed and started again."""
+
+    def __init__(self, folder: Path, url: str | None = None, max_clients: int = 100) -> None:
+        self.folder = folder
+        self.url = url or sqlite_url(folder / "fedmpq.db")
+        self._max_clients = max_clients
+        self._port = 0
+        self._conducting: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(THREADS)
+        asyncio.get_running_loop().set_default_executor(self._threads)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        self.store = await asyncio.to_thread(Store.open, self.url)
+        blobs = open_blobs(str(self.folder / "blobs"))
+        self.hub = Hub(self._max_clients)
+        exports = Exports(self.folder, str(self.folder / "blobs"))
+        self.coordinator = Coordinator(
+            self.store, blobs, Outgoing(self.folder / "outgoing"), self.hub, exports
+        )
+        self.uploads = Uploads(self.folder / "uploads")
+        service = FederationService(self.coordinator, self.uploads)
+        self._server = grpc.aio.server(options=OPTIONS)
+        federation_pb2_grpc.add_FederationServicer_to_server(service, self._server)
+        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        await self._server.start()
+        self._conducting = asyncio.create_task(self.coordinator.conduct(exit_when_done=False))
+
+    async def stop(self) -> None:
+        self.hub.close_all("stopping")
+        await self._server.stop(1)
+        self.coordinator.stop()
+        assert self._conducting is not None
+        await asyncio.wait_for(self._conducting, PATIENCE)
+        await self.coordinator.settled()
+        self.store.close()
+
+    async def crash(self) -> None:
+        """Nothing is said to anyone and nothing more is written, but for what a thread is at."""
+        assert self._conducting is not None
+        self._conducting.cancel()
+        await self._server.stop(0)
+        await asyncio.gather(self._conducting, return_exceptions=True)
+        await self.coordinator.settled()
+        await self._end_threads()
+        self.store.close()
+
+    async def _end_threads(self) -> None:
+        """A process that ends takes its threads along."""
+        threads, self._threads = self._threads, ThreadPoolExecutor(THREADS)
+        asyncio.get_running_loop().set_default_executor(self._threads)
+        await asyncio.get_running_loop().run_in_executor(None, threads.shutdown)
+
+    def queue(self, config: RunConfig) -> Run:
+        weights, side = first_state()
+        blobs = self.coordinator.blobs
+        graph, model = blobs.put(GRAPH.to_bytes()), blobs.put(pack_model(weights, side))
+        names = [str(label) for label in range(5)]
+        run = self.store.queue_run(config.name, config.to_dict(), names, graph, model, time.time())
+        self.hub.changed.ring()
+        return run
+
+    async def clients(self, *budgets: float, samples: int = 10, **more: Any) -> list[StandIn]:
+        """Enrolled stand-ins, named so that their order is that of the budgets."""
+        token = self.token(uses=None)
+        stand_ins = []
+        for number, budget in enumerate(budgets):
+            client = StandIn(self.address, f"client-{number}", budget, samples=samples + number, **more)
+            await client.enrol(token)
+            stand_ins.append(client)
+        return stand_ins
+
+    def token(self, uses: int | None = 1) -> str:
+        token = make_token(datetime.now(timezone.utc), uses=uses)
+        self.store.add_token(token.record)
+        return token.text
+
+    def model(self, name: str = "small") -> GlobalModel:
+        """The global model as it is stored."""
+        run = self.store.run_by_name(name)
+        assert run is not None
+        weights, side = unpack_model(GRAPH, self.coordinator.blobs.read(run.model))
+        records = tuple(member.record for member in self.store.members(run.run_id))
+        return GlobalModel(run.round, weights, side, run.bit_widths or (), records)
+
+    async def until(self, happened: Any, patience: float = PATIENCE) -> None:
+        """Until `happened()` is true; it is asked after every change."""
+        end = time.monotonic() + patience
+        while True:
+            seen = self.hub.changed.count
+            if happened():
+                return
+            assert time.monotonic() < end, "it did not happen"
+            await self.hub.changed.wait(seen, 0.5)
+
+
+@asynccontextmanager
+async def federation(folder: Path, **settings: Any) -> AsyncIterator[Federation]:
+    server = Federation(folder, **settings)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def run_all(clients: Sequence[StandIn]) -> list[str]:
+    try:
+        return await asyncio.wait_for(asyncio.gather(*(client.run() for client in clients)), PATIENCE)
+    finally:
+        await close_all(clients)
+
+
+async def close_all(clients: Sequence[StandIn]) -> None:
+    for client in clients:
+        await client.close()
+
+
+def same_model(one: GlobalModel, other: GlobalModel) -> bool:
+    """To the bit."""
+    return (
+        one.round == other.round
+        and one.bit_widths == other.bit_widths
+        and one.clients == other.clients
+        and pack_model(one.weights, one.side) == pack_model(other.weights, other.side)
+    )

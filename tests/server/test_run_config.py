@@ -1,0 +1,147 @@
+"""A run's settings: what a TOML file may say, and what it is told when it says something else."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmpq.server.run_config import (
+    ConfigError,
+    RunConfig,
+    difference,
+    images_of,
+    load_test_data,
+    make_config,
+    parse_config,
+    read_config,
+)
+
+PLAIN = {
+    "name": "plain",
+    "clients_per_round": 4,
+    "image": [8, 8, 1],
+    "classes": 10,
+    "input_scale": 0.1,
+    "input_zero_point": 3,
+}
+
+
+def config(**settings: object) -> RunConfig:
+    values = {**PLAIN, **settings}
+    return make_config({name: value for name, value in values.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"round": 5}, "no setting 'round'; did you mean 'rounds'"),
+        ({"name": None}, "name is missing"),
+        ({"name": "a b"}, "letters, digits"),
+        ({"rounds": 0}, "rounds = 0 is too small"),
+        ({"rounds": "5"}, "not a whole number"),
+        ({"rounds": True}, "not a whole number"),
+        ({"flip": 1}, "not true or false"),
+        ({"method": "fedavg"}, "none of fedmpq, aqfl, fpq8"),
+        ({"method": "aqf"}, "did you mean 'aqfl'"),
+        ({"method": "aqfl", "deal": "full"}, "goes with method fedmpq"),
+        ({"clients_per_round": None}, "clients_per_round .* or participation"),
+        ({"participation": 0.5}, "not both"),
+        ({"clients_per_round": None, "participation": 0.5}, "needs min_clients"),
+        ({"min_clients": 3}, "below clients_per_round = 4"),
+        ({"quorum": 0.0}, "quorum = 0.0 is outside"),
+        ({"quorum": 1.5}, "quorum = 1.5 is outside"),
+        ({"quorum": math.nan}, "outside"),
+        ({"over_selection": -0.1}, "outside 0..10"),
+        ({"deadline_seconds": -1}, "outside"),
+        ({"max_update_norm": 0}, "outside"),
+        ({"seed": 2**32}, "outside 0.."),
+        ({"learning_rate": 0}, "learning_rate = 0.0 must be positive"),
+        ({"side_bits": 8}, "side_bits = 8"),
+        ({"image": [8, 8]}, "not \\[height, width, channels\\]"),
+        ({"image": "8x8"}, "not a list of whole numbers"),
+        ({"image": None}, "give image = "),
+        ({"classes": None}, "give class_names or classes"),
+        ({"classes": 3, "class_names": ["a", "b"]}, "class_names has 2"),
+        ({"class_names": ["a", "a"], "classes": None}, "twice"),
+        ({"input_scale": None}, "give input_scale and input_zero_point"),
+        ({"input_zero_point": 256}, "outside 0..255"),
+        ({"keep_models": 0}, "keep_models = 0 is too small"),
+    ],
+)
+def test_what_is_wrong_is_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**settings)
+
+
+def test_a_file_gives_its_name_and_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "digits.toml"
+    np.savez(tmp_path / "test.npz", x_test=np.zeros((4, 8, 8), np.uint8), y_test=np.arange(4))
+    path.write_text('clients-per-round = 2\nlearning_rate = 1\ntest_data = "test.npz"\n')
+    read = read_config(path)
+    assert (read.name, read.clients_per_round, read.learning_rate) == ("digits", 2, 1.0)
+    assert read.test_data == str((tmp_path / "test.npz").resolve())
+    images = images_of(read, load_test_data(read))
+    assert (images.format.height, images.format.width, images.format.channels) == (8, 8, 1)
+    assert images.class_names == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize(("text", "message"), [("a = [", "not valid TOML"), ("[run]\nrounds = 1", "flat")])
+def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"bad.toml.*{message}"):
+        read_config(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_config(tmp_path / "none.toml")
+
+
+def test_settings_survive_json(tmp_path: Path) -> None:
+    original = config(max_update_norm="inf", class_names=[str(n) for n in range(10)], classes=None)
+    assert make_config(json.loads(json.dumps(original.to_dict(), allow_nan=False))) == original
+
+
+def test_a_changed_setting_is_told() -> None:
+    assert difference(config(), config()) is None
+    change = difference(config(), config(rounds=7))
+    assert change == "rounds = 50 there and 7 here"
+
+
+@pytest.mark.parametrize(
+    ("settings", "connected", "target", "selected", "needed"),
+    [
+        ({"clients_per_round": 10}, 30, 10, 10, 10),
+        ({"clients_per_round": 10, "over_selection": 0.1}, 30, 10, 11, 10),
+        ({"clients_per_round": 10, "over_selection": 0.3}, 12, 10, 12, 10),
+        ({"clients_per_round": 3, "quorum": 0.5}, 3, 3, 3, 2),
+        ({"clients_per_round": 10, "quorum": 0.7}, 10, 10, 10, 7),
+        ({"clients_per_round": None, "participation": 0.5, "min_clients": 1}, 5, 3, 3, 3),
+        ({"clients_per_round": None, "participation": 0.1, "min_clients": 1}, 2, 1, 1, 1),
+    ],
+)
+def test_how_many_take_part(
+    settings: dict[str, object], connected: int, target: int, selected: int, needed: int
+) -> None:
+    made = config(**settings)
+    assert made.target(connected) == target
+    assert made.selected(target, connected) == selected
+    assert made.needed(target) == needed
+
+
+def test_test_data_must_fit(tmp_path: Path) -> None:
+    file = tmp_path / "test.npz"
+    np.savez(file, x_test=np.zeros((12, 8, 8), np.uint8), y_test=np.arange(12))
+    for settings, message in (({"image": [9, 9, 1]}, "are \\[8, 8, 1\\]"), ({"classes": 5}, "label 11")):
+        made = config(test_data=str(file), **settings)
+        with pytest.raises(ConfigError, match=message):
+            images_of(made, load_test_data(made))
+    more = config(test_data=str(file), classes=20)
+    assert images_of(more, load_test_data(more)).class_names == tuple(str(n) for n in range(20))
+
+
+def test_a_relative_path_starts_from_the_folder_given(tmp_path: Path) -> None:
+    text = 'name = "x"\nclients_per_round = 1\ntest_data = "data/test.npz"'
+    assert parse_config(text, tmp_path).test_data == str(tmp_path.resolve() / "data/test.npz")

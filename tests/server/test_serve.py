@@ -1,0 +1,202 @@
+"""`fedmpq server` as a process: how it starts, what it says, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # type: ignore[import-untyped]
+    ProtoReflectionDescriptorDatabase,
+)
+
+from fedmpq.server.serve import ServeError, split_address
+from tests.federation.processes import FEDMPQ, Program
+
+SECONDS = 60.0
+RUN = """
+model = "digits_cnn"
+rounds = 2
+clients_per_round = 2
+image = [8, 8, 1]
+classes = 10
+input_scale = 0.01
+input_zero_point = 78
+"""
+
+
+class Server:
+    """A context manager: however the test ends, the process does too."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.state = folder / "state"
+        self.program = Program(
+            folder / "server.log", "server", *words, "--state", str(self.state), "--listen", "127.0.0.1:0"
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.program.kill()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, once it does."""
+        end = time.monotonic() + SECONDS
+        while not (self.state / "listening").exists():
+            assert self.program.running, self.program.text()
+            assert time.monotonic() < end, self.program.text()
+            time.sleep(0.02)
+        return (self.state / "listening").read_text().strip()
+
+
+def run_to_end(folder: Path, *words: str) -> tuple[int, str]:
+    """Exit code and output of a server that ends by itself."""
+    command = [*FEDMPQ, "server", *words, "--state", str(folder / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_it_says_where_it_listens_and_stops_on_sigterm(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        address = server.address
+        assert split_address(address)[1] > 0
+        server.program.wait_for(f"fedmpq server listening on {address} (without TLS)")
+        with grpc.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            services = ProtoReflectionDescriptorDatabase(channel).get_services()
+            assert "fedmpq.v1.Federation" in services
+            assert "fedmpq.v1.Administration" not in services
+        assert (server.state.stat().st_mode & 0o777) == 0o700
+        assert ((server.state / "admin.sock").stat().st_mode & 0o777) == 0o600
+        assert server.program.terminate() == 0
+        assert not (server.state / "listening").exists()
+        assert not (server.state / "admin.sock").exists()
+
+
+def test_it_starts_again_after_a_kill(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        assert server.address
+        server.program.kill()
+        (server.state / "listening").unlink()
+        server.program.restart()
+        assert server.address
+        assert server.program.terminate() == 0
+
+
+def test_a_restart_is_quick_and_without_torch(tmp_path: Path) -> None:
+    """What a restart imports; the time itself depends on what else the machine does."""
+    script = (
+        "import sys, fedmpq.server.serve, fedmpq.server.server_command\n"
+        "slow = {'torch', 'alembic', 'fsspec', 'cryptography', 'prometheus_client'}\n"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "example.org:80"])
+def test_without_tls_only_loopback_is_served(tmp_path: Path, listen: str) -> None:
+    code, output = run_to_end(tmp_path, "--listen", listen)
+    assert code == 2
+    assert "--insecure" in output
+    assert len(output.strip().splitlines()) == 1
+    assert not (tmp_path / "state").exists()
+
+
+def test_insecure_can_be_asked_for_by_name(tmp_path: Path) -> None:
+    command = ("--listen", "0.0.0.0:0", "--insecure", "--exit-when-done")
+    code, output = run_to_end(tmp_path, *command)
+    assert code == 0, output
+    assert "no TLS" in output
+
+
+@pytest.mark.parametrize("address", ["8470", "host", ":80", "host:", "host:x", "::1:80", "h:70000"])
+def test_a_bad_address_is_named(address: str) -> None:
+    with pytest.raises(ServeError, match="HOST:PORT"):
+        split_address(address)
+
+
+def test_good_addresses() -> None:
+    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
+    assert split_address("[::1]:80") == ("::1", 80)
+    assert split_address("localhost:0") == ("localhost", 0)
+
+
+def test_one_server_to_a_folder_and_to_a_port(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        address = server.address
+        code, output = run_to_end(tmp_path, "--listen", "127.0.0.1:0")
+        assert code == 2
+        assert "a server runs in" in output
+        (tmp_path / "other").mkdir()
+        code, output = run_to_end(tmp_path / "other", "--listen", address)
+        assert code == 2
+        assert f"cannot listen on {address}" in output
+        assert server.program.terminate() == 0
+
+
+def test_a_run_is_made_once_and_gone_on_with(tmp_path: Path) -> None:
+    config = tmp_path / "first.toml"
+    config.write_text(RUN)
+    with Server(tmp_path, str(config), "--log-format", "json", "--metrics-port", "0") as server:
+        assert server.address
+        lines = [json.loads(line) for line in server.program.text().splitlines() if line.startswith("{")]
+        events = {line["event"]: line for line in lines}
+        assert events["run queued"]["run"] == "first"
+        url, end, metrics = events["metrics"]["url"], time.monotonic() + SECONDS, ""
+        while 'fedmpq_round{run="first"} 0.0' not in metrics:
+            assert time.monotonic() < end, metrics
+            with urllib.request.urlopen(url, timeout=SECONDS) as page:
+                metrics = page.read().decode()
+        assert "fedmpq_clients_connected 0.0" in metrics
+        assert server.program.terminate() == 0
+        server.program.restart()
+        assert server.address
+        assert server.program.text().count("run queued") == 1
+        assert server.program.terminate() == 0
+        config.write_text(RUN.replace("rounds = 2", "rounds = 3"))
+        code, output = run_to_end(tmp_path, str(config), "--listen", "127.0.0.1:0")
+        assert code == 2
+        assert "rounds = 2 there and 3 here" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (RUN.replace("rounds", "round"), "did you mean 'rounds'"),
+        (RUN.replace("digits_cnn", "resnet21"), "no model is called 'resnet21'"),
+    ],
+)
+def test_a_bad_run_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    code, output = run_to_end(tmp_path, str(tmp_path / "bad.toml"), "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert message in output
+    assert len(output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tls-certificate", "x.pem"), "go together"),
+        (("--insecure", "--client-authority", "x.pem"), "--insecure means no TLS"),
+        (("--client-authority", "x.pem"), "needs --tls-certificate"),
+        (("--max-clients", "0"), "too small"),
+        (("--listn", "x"), "did you mean '--listen'"),
+        (("--database", "nonsense"), "no database URL"),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    code, output = run_to_end(tmp_path, *words)
+    assert code == 2
+    assert message in output

@@ -1,0 +1,211 @@
+"""What the server makes of updates that are not what the assignment asked for: it says why and takes none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpq.model.exchange import Assignment, Evaluation, Update, unpack_layers
+from fedmpq.model.exchange_wire import decode_model, encode_model, encode_update
+from fedmpq.model.quantized import PackedLayer
+from fedmpq.proto import federation_pb2 as pb
+from fedmpq.proto import payload_pb2
+from fedmpq.server.method import QuantizedMethod
+from fedmpq.server.state import ClientRecord
+from fedmpq.server.validation import Expected, Rejected, check_update
+from tests.server.loopback import GRAPH, first_state, small_config
+from tests.server.stand_in import nudge
+
+RUN = "f" * 32
+SAMPLES = 10
+
+
+def sent() -> Assignment:
+    method = QuantizedMethod(GRAPH, small_config().recipe(), 0)
+    client = ClientRecord(3, 4.0, SAMPLES)
+    return method.assign(method.start(*first_state(), [client]), client)
+
+
+SENT = sent()
+EXPECTED = Expected(
+    run_id=RUN,
+    round=1,
+    client=3,
+    layers=unpack_layers(GRAPH, SENT.layers),
+    side=SENT.side,
+    max_samples=SAMPLES,
+    max_norm=4.0,
+)
+GOOD = nudge(
+    GRAPH,
+    pb.Assignment(run_id=RUN, round=1, client=3, evaluate=True),
+    encode_model(GRAPH, SENT.layers, SENT.side),
+    SAMPLES,
+)
+GOOD_BYTES = encode_update(GRAPH, RUN, GOOD)
+
+
+def test_an_honest_update_passes() -> None:
+    update = check_update(GRAPH, GOOD_BYTES, EXPECTED)
+    assert (update.client, update.samples, update.evaluation) == (3, SAMPLES, Evaluation(10, 5))
+    for name, layer in GOOD.layers.items():
+        np.testing.assert_array_equal(update.layers[name].planes, layer.planes)
+
+
+def with_layer(change: Callable[[PackedLayer], PackedLayer]) -> Update:
+    return replace(GOOD, layers={**GOOD.layers, "conv2": change(GOOD.layers["conv2"])})
+
+
+def with_side(name: str, value: float) -> Update:
+    tensor = np.full_like(GOOD.side[name], value)
+    return replace(GOOD, side={**GOOD.side, name: tensor})
+
+
+def clip_name() -> str:
+    return next(name for name in GOOD.side if name.endswith(".clip"))
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (replace(GOOD, round=2), "of round 2, not 1"),
+        (replace(GOOD, client=4), "of client 4; its sender is 3"),
+        (replace(GOOD, samples=0), "0 samples"),
+        (replace(GOOD, samples=11), "11 samples"),
+        (replace(GOOD, samples=2**64 - 1), "samples"),
+        (replace(GOOD, loss=-1.0), "loss of -1"),
+        (replace(GOOD, loss=1e300), "loss"),
+        (replace(GOOD, evaluation=Evaluation(2**60, 5)), "evaluated"),
+        (with_layer(lambda layer: PackedLayer(layer.planes, layer.step * 2)), "'conv2' .* other steps"),
+        (
+            with_layer(lambda layer: PackedLayer(np.vstack([layer.planes] * 2)[:8], layer.step)),
+            "'conv2' .* bits; it was dealt",
+        ),
+        (with_side("bn1.running_var", -1.0), "'bn1.running_var' holds a negative variance"),
+        (with_side("bn1.weight", 1e9), "'bn1.weight' moves by"),
+        (with_side("fc.bias", -1e30), "'fc.bias' moves by"),
+        (with_side(clip_name(), 0.0), "clips are positive"),
+    ],
+)
+def test_what_the_assignment_does_not_allow_is_rejected(update: Update, message: str) -> None:
+    with pytest.raises(Rejected, match=message):
+        check_update(GRAPH, encode_update(GRAPH, RUN, update), EXPECTED)
+
+
+def test_an_update_of_another_run_is_rejected() -> None:
+    with pytest.raises(Rejected, match="of run"):
+        check_update(GRAPH, encode_update(GRAPH, "e" * 32, GOOD), EXPECTED)
+
+
+def test_the_norm_of_an_update_is_bounded() -> None:
+    turned = {
+        name: PackedLayer(_without_padding(name, ~layer.planes), layer.step)
+        for name, layer in GOOD.layers.items()
+    }
+    flipped = encode_update(GRAPH, RUN, replace(GOOD, layers=turned))
+    check_update(GRAPH, flipped, EXPECTED)
+    with pytest.raises(Rejected, match=r"max_update_norm is 0\.5"):
+        check_update(GRAPH, flipped, replace(EXPECTED, max_norm=0.5))
+
+
+def _without_padding(name: str, planes: np.ndarray) -> np.ndarray:
+    weights = int(np.prod(GRAPH.weight_shape(name)))
+    if weights % 8:
+        planes[:, -1] &= np.uint8((1 << weights % 8) - 1)
+    return planes
+
+
+def check_or_reject(data: bytes) -> Update | None:
+    """Any other exception is the server's fault."""
+    try:
+        return check_update(GRAPH, data, EXPECTED)
+    except Rejected:
+        return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=400))
+def test_no_bytes_break_it(data: bytes) -> None:
+    assert check_or_reject(data) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damaged_updates_are_rejected_or_harmless(data: st.DataObject) -> None:
+    """Cut off, or with some bytes replaced: what passes has the shapes of the graph and finite numbers."""
+    damaged = bytearray(GOOD_BYTES[: data.draw(st.integers(0, len(GOOD_BYTES)))])
+    for _ in range(data.draw(st.integers(0, 4))):
+        if damaged:
+            place = data.draw(st.integers(0, len(damaged) - 1))
+            damaged[place] = data.draw(st.integers(0, 255))
+    update = check_or_reject(bytes(damaged))
+    if update is None:
+        return
+    assert (update.round, update.client) == (1, 3)
+    assert 1 <= update.samples <= SAMPLES
+    for name, layer in update.layers.items():
+        assert layer.bits <= SENT.layers[name].bits
+        assert layer.step.tobytes() == SENT.layers[name].step.tobytes()
+    assert all(np.isfinite(tensor).all() for tensor in update.side.values())
+
+
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "run_id": st.text(max_size=40),
+        "round": st.integers(0, 2**32 - 1),
+        "client": st.integers(0, 2**32 - 1),
+        "samples": st.integers(0, 2**64 - 1),
+        "loss": st.floats(),
+        "accuracy": st.floats(),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    fields=FIELDS,
+    layer=st.integers(0, 2),
+    bits=st.integers(0, 2**32 - 1),
+    planes=st.none() | st.binary(max_size=200),
+    steps=st.none() | st.binary(max_size=40),
+    side=st.none() | st.binary(max_size=40),
+    correct=st.integers(0, 2**64 - 1),
+)
+def test_any_fields_are_rejected_or_harmless(
+    fields: dict[str, object],
+    layer: int,
+    bits: int,
+    planes: bytes | None,
+    steps: bytes | None,
+    side: bytes | None,
+    correct: int,
+) -> None:
+    message = payload_pb2.UpdatePayload.FromString(GOOD_BYTES)
+    for name, value in fields.items():
+        setattr(message, name, value)
+    message.evaluation.correct = correct
+    changed = message.model.layers[layer]
+    if planes is not None:
+        changed.bits, changed.planes = bits, planes
+    if steps is not None:
+        changed.steps = steps
+    if side is not None:
+        message.model.side[layer].single = side
+    update = check_or_reject(message.SerializeToString())
+    if update is not None:
+        assert update.evaluation is not None
+        assert update.evaluation.correct <= update.evaluation.samples <= SAMPLES
+        assert 0 <= update.loss <= 1e6
+        assert (update.round, update.client) == (1, 3)
+
+
+def test_fields_nobody_knows_are_skipped() -> None:
+    """Field 99, of a version to come."""
+    assert check_or_reject(GOOD_BYTES + b"\x9a\x06\x03abc") is not None
+    decode_model(GRAPH, encode_model(GRAPH, SENT.layers, SENT.side) + b"\x9a\x06\x03abc")
