@@ -201,10 +201,15 @@ class Outgoing:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lent: dict[bytes, Path] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, name: bytes) -> Path:
-        return self._folder / name.hex()
+        return self._lent.get(name, self._folder / name.hex())
+
+    def lend(self, name: bytes, path: Path) -> None:
+        """Also hand out a file that is kept elsewhere, such as an exported model."""
+        self._lent[name] = path
 
     def put(self, data: bytes) -> bytes:
         name = digest(data)

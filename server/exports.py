@@ -40,9 +40,8 @@ class ModelFile:
     def suffix(self) -> str:
         return _SUFFIXES[self.format]
 
-    @property
-    def name(self) -> bytes:
-        """SHA-256: under which it is downloaded."""
+    def digest(self) -> bytes:
+        """SHA-256: the name under which it is downloaded."""
         return file_digest(self.path)
 
 
@@ -54,7 +53,6 @@ class Exports:
         self._blobs = blobs
         self._folder = state / "exports"
         self._turn = asyncio.Lock()
-        self._offered: dict[bytes, Path] = {}
 
     async def make(self, run: Run, formats: Sequence[str]) -> list[ModelFile]:
         """The files of the run's newest model in these formats, those that are not there yet made now."""
@@ -65,19 +63,13 @@ class Exports:
                 await self._export(run, missing, folder)
             return [file for one in formats for file in self._read(folder, one)]
 
-    async def offer(self, run: Run, client: int, wanted: str) -> tuple[ModelFile, bytes]:
-        """The client's own model, and the hash under which it can be downloaded from now on."""
+    async def model_of(self, run: Run, client: int, wanted: str) -> ModelFile:
+        """The client's own model."""
         files = await self.make(run, [wanted])
         file = next((file for file in files if client in file.clients), None)
         if file is None:
             raise ExportFailed(f"the export of run {run.name!r} has no model for client {client}")
-        name = await asyncio.to_thread(lambda: file.name)
-        self._offered[name] = file.path
-        return file, name
-
-    def path(self, name: bytes) -> Path | None:
-        """Of a file that was offered since the server started."""
-        return self._offered.get(name)
+        return file
 
     async def _export(self, run: Run, formats: Sequence[str], folder: Path) -> None:
         process = await asyncio.create_subprocess_exec(

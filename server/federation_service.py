@@ -229,15 +229,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             run, number = part
             try:
-                file, name = await self._exports.offer(run, number, request.format)
+                file = await self._exports.model_of(run, number, request.format)
             except ExportFailed as error:
                 await refuse(
                     context, grpc.StatusCode.FAILED_PRECONDITION, f"the server cannot export: {error}"
                 )
-            size = await asyncio.to_thread(lambda: file.path.stat().st_size)
+            name = await asyncio.to_thread(file.digest)
+            self._coordinator.outgoing.lend(name, file.path)
             return pb.ModelOffer(
                 payload=name,
-                payload_bytes=size,
+                payload_bytes=file.path.stat().st_size,
                 file_name=f"{client.name}{file.suffix}",
                 card=file.card,
             )

@@ -45,12 +45,11 @@ class TokenRecord:
 
     def refusal(self, name: str, now: datetime) -> str | None:
         """Why the client called `name` cannot enrol with this token at `now`; None if it can."""
-        if (state := self.state(now)) != "valid":
-            return {
-                "revoked": "the token was revoked",
-                "used": "the token is used up",
-                "expired": f"the token expired on {self.expires:%Y-%m-%d}",
-            }[state]
+        state = self.state(now)
+        if state == "expired":
+            return f"the token expired on {self.expires:%Y-%m-%d}"
+        if state != "valid":
+            return {"revoked": "the token was revoked", "used": "the token is used up"}[state]
         if self.client_name is not None and name != self.client_name:
             return f"the token is for the client {self.client_name!r}"
         return None

@@ -1,4 +1,4 @@
-"""A real server without TLS on loopback, and stand-ins in the test's process that speak the protocol to it."""
+"""A real server without TLS on loopback, and stand-ins in the test's process that speak the protocol."""
 
 from __future__ import annotations
 
