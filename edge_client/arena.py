@@ -29,15 +29,19 @@ class _Life:
     def meets(self, other: _Life) -> bool:
         return self.first <= other.last and other.first <= self.last
 
+    @property
+    def moments(self) -> slice:
+        return slice(max(0, self.first), self.last + 1)
+
 
 class StepBuffer(Buffer):
-    """A buffer of a `Layout`; `start` is where in the block it lies."""
+    """A buffer of a `Layout`; `start` is where in the block it lies, if it is `placed` there."""
 
     def __init__(self, count: int, dtype: DTypeLike, life: _Life | None = None) -> None:
         super().__init__(count, dtype)
         self.life = life or _Life()
         self.size = -(-max(1, count * self.dtype.itemsize) // _ALIGNMENT) * _ALIGNMENT
-        self.start = 0
+        self.start, self.placed = 0, True
         self._parts: list[StepBuffer] = []
 
     @property
@@ -60,11 +64,17 @@ class Layout:
 
     def __init__(self) -> None:
         self._buffers: list[StepBuffer] = []
+        self._spare: list[StepBuffer] = []
         self._moment = 0
 
     def buffer(self, count: int, dtype: DTypeLike) -> StepBuffer:
         self._buffers.append(StepBuffer(count, dtype))
         return self._buffers[-1]
+
+    def spare_buffer(self, count: int, dtype: DTypeLike) -> StepBuffer:
+        """One that the step could do without: it is to be touched only if it is `placed`."""
+        self._spare.append(StepBuffer(count, dtype))
+        return self._spare[-1]
 
     def use(self, *buffers: Buffer) -> None:
         """The step's next moment, which reads or writes these; buffers from elsewhere do not matter."""
@@ -76,21 +86,52 @@ class Layout:
         self._moment += 1
 
     def place(self) -> int:
-        """Choose the places, the largest buffer first, each as low as it fits; the bytes needed in all."""
-        placed: list[StepBuffer] = []
-        for buffer in sorted(self._buffers, key=lambda each: each.size, reverse=True):
-            for other in placed:  # in the order of their places
-                if other.life.meets(buffer.life) and other.end > buffer.start:
-                    if other.start >= buffer.end:
-                        break
-                    buffer.start = other.end
-            insort(placed, buffer, key=lambda each: each.start)
-        return max((buffer.end for buffer in placed), default=0)
+        """Choose the places; the bytes needed in all.
+
+        Spare buffers get one as long as the step needs no more than a sixth of room on top for them, the last
+        ones first: those live the shortest.
+        """
+        spare, most = self._affordable()
+        needed = _place([*self._buffers, *spare])
+        while spare and needed > most:  # there were gaps between buffers
+            spare = spare[: len(spare) * 7 // 8]
+            needed = _place([*self._buffers, *spare])
+        for buffer in self._spare:
+            buffer.placed = buffer in spare
+        return needed
+
+    def _affordable(self) -> tuple[list[StepBuffer], int]:
+        """Spare buffers whose room could be had, and how many bytes are the most then."""
+        live = np.zeros(self._moment, np.int64)  # bytes in use at each moment
+        for buffer in self._buffers:
+            live[buffer.life.moments] += buffer.size
+        most = int(live.max(initial=0)) * 7 // 6
+        chosen = []
+        for buffer in reversed(self._spare):
+            during = live[buffer.life.moments]
+            if during.size and during.max() + buffer.size <= most:
+                during += buffer.size
+                chosen.append(buffer)
+        return chosen, most
 
     def put_into(self, block: NDArray[np.uint8]) -> None:
         """Give every buffer its array, with whatever is in it."""
-        for buffer in self._buffers:
+        for buffer in (*self._buffers, *(spare for spare in self._spare if spare.placed)):
             buffer.put(np.frombuffer(block.data, buffer.dtype, buffer.count, buffer.start))
+
+
+def _place(buffers: list[StepBuffer]) -> int:
+    """The largest first, each as low as it fits; where the last of them ends."""
+    placed: list[StepBuffer] = []
+    for buffer in sorted(buffers, key=lambda each: each.size, reverse=True):
+        buffer.start = 0
+        for other in placed:  # in the order of their places
+            if other.life.meets(buffer.life) and other.end > buffer.start:
+                if other.start >= buffer.end:
+                    break
+                buffer.start = other.end
+        insort(placed, buffer, key=lambda each: each.start)
+    return max((buffer.end for buffer in placed), default=0)
 
 
 class Arena:

@@ -86,6 +86,8 @@ class Binding:
     tensors: dict[str, Tensor]
     errors: dict[str, Buffer] = field(default_factory=dict)
     """The errors of values that something bound so far makes."""
+    sparing: set[str] = field(default_factory=set)
+    """Values whose unit leaves their error as it is if that is another value's too."""
 
     def bind(self, call: bound.Call) -> bound.Call:
         self.layout.use(*call.buffers)

@@ -23,6 +23,9 @@ class Sum:
 
     def __init__(self, unit: SumUnit, binding: Binding) -> None:
         self._unit = unit
+        # What made the last value is next in the backward pass.
+        last = next(reversed(binding.tensors))
+        self._next_spares = last in unit.sources and last in binding.sparing
         self._left, *others = (binding.tensors[name] for name in unit.sources)
         self._right = others[0] if others else None
         op, left = unit.quantizer.op, self._left
@@ -58,9 +61,10 @@ class Sum:
         self._twin: Buffer | None = None
         self._adds: list[bound.Call | None] = []
         if len(sources) == 2:
-            # Whoever passes an error on may do it in place.
+            # Whoever passes an error on may do it in place, unless who is next spares what is another's too.
             self._twin = self._error
-            if sources[1] not in binding.errors and sources[1] != INPUT:
+            apart = not self._next_spares or sources[0] == sources[1]
+            if apart and sources[1] not in binding.errors and sources[1] != INPUT:
                 self._twin = layout.buffer(self._error.count, np.uint16)
                 layout.use(self._error, self._twin)
             self._adds.append(binding.deliver(sources[1], self._twin))

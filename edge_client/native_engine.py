@@ -1,9 +1,10 @@
 """The `native` engine: integer training in C++, no torch.
 
 Forward, an image batch of codes runs through the units of the graph (native_plan); what is kept is codes,
-4-bit ones packed in pairs. Backward, accumulators are computed again instead of kept; errors are bfloat16
-between units and int8 with stochastic rounding inside products, so that all three products of a layer are
-integer ones. A layer's codes are updated as soon as its gradient is known, side tensors at the end of a step.
+4-bit ones packed in pairs. Backward, accumulators are computed again but for those of late layers that there
+was room for; errors are bfloat16 between units and int8 with stochastic rounding inside products, so that all
+three products of a layer are integer ones. A layer's codes are updated as soon as its gradient is known, side
+tensors at the end of a step.
 
 Every batch size has its step (native_step), a list of calls whose memory and arguments are made ready once.
 

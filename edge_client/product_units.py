@@ -20,12 +20,14 @@ from fedmpq.model.graph import INPUT, Conv2d
 from fedmpq.model.randomness import Purpose
 
 _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
+# With so many products or more in each, it takes longer to compute accumulators again than to keep them.
+_WORTH_KEEPING = 64
 
 
 class Product:
     """A layer with its BatchNorm and its rounding.
 
-    Accumulators are not kept for the backward pass, which computes them again.
+    The backward pass computes accumulators again, unless there was room to keep them as 16-bit numbers.
     """
 
     def __init__(self, unit: ProductUnit, quantizer: Quantizer, binding: Binding) -> None:
@@ -37,6 +39,7 @@ class Product:
             conv.images, shape, *code_bounds(quantizer.op.bits, quantizer.op.signed)
         )
         binding.tensors[unit.output] = self._target
+        binding.sparing.add(unit.output)
         self._map = (ChannelMap if unit.norm is None else NormMap)(unit, conv, self._layer, binding.side)
         self._bind_forward(binding)
 
@@ -48,6 +51,7 @@ class Product:
         self._multiply = binding.bind(
             bound.conv_forward(conv, self._source.codes, self._weights, binding.threads, acc, sums)
         )
+        self._bind_keeping(acc, binding)
         self._map.bind(binding.layout, binding.scratch, binding.statistics)
         self._rescale = self._map.rescale(target.low, target.high)
         self._requantize = binding.bind(
@@ -63,9 +67,17 @@ class Product:
             )
         )
 
+    def _bind_keeping(self, acc: Buffer, binding: Binding) -> None:
+        conv = self._conv
+        self._kept: StepBuffer | None = None
+        if conv.weights // conv.out_channels >= _WORTH_KEEPING:
+            self._kept = binding.layout.spare_buffer(conv.images * conv.outputs, np.int16)
+            self._keep = binding.bind(bound.keep(acc, conv.images, conv.outputs, binding.threads, self._kept))
+
     def bind_backward(self, binding: Binding) -> None:
         conv, layout, threads = self._conv, binding.layout, binding.threads
         error = binding.errors.pop(self._unit.output)
+        shared = any(other is error for other in binding.errors.values())
         acc = layout.buffer(conv.images * conv.outputs, np.int32)
         maps = self._rescale, self._map.norm, self._map.bias
         self._sum_up = binding.bind(
@@ -73,9 +85,15 @@ class Product:
                 conv, self._source.codes, self._weights, error, *maps, threads, acc, binding.scratch.sums
             )
         )
+        if self._kept is not None:
+            size = conv.images, conv.pixels, conv.out_channels
+            self._sum_kept = binding.bind(
+                bound.kept_backward_sums(self._kept, *size, error, *maps, threads, acc, binding.scratch.sums)
+            )
         self._means = layout.buffer(2 * conv.out_channels, np.float32)
         self._greatest = layout.buffer(conv.images, np.float32)
         mean_g, mean_gx = self._means.split(2)
+        turned = layout.buffer(error.count, np.uint16) if shared else error
         layout.use(binding.scratch.sums, binding.scratch.work, self._means)
         self._turn = binding.bind(
             bound.backward_error(
@@ -89,10 +107,11 @@ class Product:
                 mean_g,
                 mean_gx,
                 threads,
+                turned,
                 self._greatest,
             )
         )
-        self._learner = _learner_of(self._unit, conv, self._weights, error, binding)
+        self._learner = _learner_of(self._unit, conv, self._weights, turned, binding)
         self._bind_side(binding)
 
     def _bind_side(self, binding: Binding) -> None:
@@ -114,17 +133,22 @@ class Product:
         self._mean_rows = self._means.array.reshape(2, channels)
         self._gradients = list(zip(self._learnt, rows, strict=False))
         self._count = self._conv.images * self._conv.pixels
+        self._has_room = self._kept is not None and self._kept.placed
 
     def forward(self) -> None:
         self._layer.integer_weights(self._weights.array)
         self._multiply()
+        self._is_kept = self._has_room and self._keep() == 1
         self._map.compute(self._source.scale, self._target.scale)
         if not all_finite(self._map.t):
             raise NotFinite(f"the scale of layer {self._unit.node.name!r} is not finite")
         self._requantize()
 
     def backward(self) -> None:
-        self._sum_up()
+        if self._is_kept:
+            self._sum_kept()
+        else:
+            self._sum_up()
         if not all_finite(self._sums):
             raise NotFinite(f"the error of layer {self._unit.node.name!r} is not finite")
         self._differentiate_side()

@@ -133,6 +133,45 @@ def conv_backward_sums(
     return CheckedCall(library.fedmpq_conv_backward_sums, arguments, memory)
 
 
+def keep(acc: Memory, images: int, count: int, threads: int, kept: Memory) -> Call:
+    """Accumulators as 16-bit numbers. Gives 1, or 0 if some are too large for that."""
+    arguments = (
+        pointer(acc, np.int32, images * count),
+        *(images, count, threads),
+        pointer(kept, np.int16, images * count),
+    )
+    return Call(library.fedmpq_keep, arguments, (acc, kept))
+
+
+def kept_backward_sums(
+    kept: Memory,
+    images: int,
+    pixels: int,
+    channels: int,
+    error: Memory,
+    rescale: Rescale,
+    norm: Memory,
+    bias: Memory,
+    threads: int,
+    acc: Memory,
+    sums: Memory,
+) -> Call:
+    """The same as `conv_backward_sums` from accumulators that were kept, in place of products."""
+    arguments = (
+        pointer(kept, np.int16, images * pixels * channels),
+        *(images, pixels, channels),
+        pointer(error, np.uint16, images * pixels * channels),
+        *_rescale(rescale, channels),
+        pointer(norm, np.float32, channels),
+        pointer(bias, np.float32, channels),
+        threads,
+        pointer(acc, np.int32, images * pixels * channels),
+        pointer(sums, np.float64, 4 * channels),
+    )
+    memory = (kept, error, rescale.scale, rescale.shift, norm, bias, acc, sums)
+    return CheckedCall(library.fedmpq_kept_backward_sums, arguments, memory)
+
+
 def conv_backward_input(
     conv: Conv, errors: Memory, weights: Memory, scale: Number, add: bool, threads: int, out: Memory
 ) -> Call:
@@ -196,9 +235,10 @@ def backward_error(
     mean_g: Memory,
     mean_gx: Memory,
     threads: int,
+    out: Memory,
     greatest: Memory,
 ) -> Call:
-    """Turn errors of the output into those of the accumulators, in place; the greatest of each image."""
+    """Turn errors of the output into those of the accumulators, maybe in place; the greatest by image."""
     vectors = (norm, bias, gain, mean_g, mean_gx)
     arguments = (
         pointer(acc, np.int32, images * pixels * channels),
@@ -207,9 +247,10 @@ def backward_error(
         *_rescale(rescale, channels),
         *(pointer(vector, np.float32, channels) for vector in vectors),
         threads,
+        pointer(out, np.uint16, images * pixels * channels),
         pointer(greatest, np.float32, images),
     )
-    memory = (acc, error, rescale.scale, rescale.shift, *vectors, greatest)
+    memory = (acc, error, rescale.scale, rescale.shift, *vectors, out, greatest)
     return Call(library.fedmpq_backward_error, arguments, memory)
 
 

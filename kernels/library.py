@@ -34,6 +34,11 @@ PROTOTYPES: dict[str, tuple[type[_SimpleCData[Any]] | None, tuple[type[_SimpleCD
         _I32,
         (*(_POINTER,) * 2, _I32, _I32, *(_POINTER,) * 2, *_RESCALE, *(_POINTER,) * 2, _I32, *(_POINTER,) * 2),
     ),
+    "fedmpq_keep": (_I32, (_POINTER, _I32, _I64, _I32, _POINTER)),
+    "fedmpq_kept_backward_sums": (
+        _I32,
+        (_POINTER, _I32, _I64, _I32, _POINTER, *_RESCALE, *(_POINTER,) * 2, _I32, *(_POINTER,) * 2),
+    ),
     "fedmpq_conv_backward_input": (_I32, (_POINTER, _POINTER, _POINTER, _F32, _I32, _I32, _POINTER)),
     "fedmpq_conv_backward_weights": (
         _I32,
@@ -42,7 +47,7 @@ PROTOTYPES: dict[str, tuple[type[_SimpleCData[Any]] | None, tuple[type[_SimpleCD
     "fedmpq_requantize": (_I32, (_POINTER, _I32, _I64, _I32, *_RESCALE, _I32, _I32, _POINTER)),
     "fedmpq_backward_error": (
         None,
-        (_POINTER, _POINTER, _I32, _I64, _I32, *_RESCALE, *(_POINTER,) * 5, _I32, _POINTER),
+        (_POINTER, _POINTER, _I32, _I64, _I32, *_RESCALE, *(_POINTER,) * 5, _I32, _POINTER, _POINTER),
     ),
     "fedmpq_quantize_error": (None, (_POINTER, _I32, _I64, _F32, *(_U32,) * 5, _I32, _POINTER)),
     "fedmpq_add": (_I32, (_POINTER, _POINTER, _I32, _I64, _F32, _F32, _F32, _I32, _I32, _POINTER, _POINTER)),

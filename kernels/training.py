@@ -43,6 +43,8 @@ __all__ = [
     "conv_forward",
     "force_bit_serial",
     "halve_errors",
+    "keep",
+    "kept_backward_sums",
     "max_pool",
     "max_pool_backward",
     "pass_error",
@@ -94,6 +96,30 @@ def conv_backward_sums(
     return sums
 
 
+def keep(acc: Sums, images: int, count: int, threads: int, kept: NDArray[np.int16]) -> bool:
+    """Accumulators as 16-bit numbers; false if some are too large for that."""
+    return bool(bound.keep(acc, images, count, threads, kept)())
+
+
+def kept_backward_sums(
+    kept: NDArray[np.int16],
+    images: int,
+    pixels: int,
+    channels: int,
+    error: Errors,
+    rescale: Rescale,
+    norm: Floats,
+    bias: Floats,
+    threads: int,
+    acc: Sums,
+) -> NDArray[np.float64]:
+    """The same as `conv_backward_sums` from accumulators that were kept, in place of products."""
+    sums = np.empty((4, channels), np.float64)
+    size = images, pixels, channels
+    bound.kept_backward_sums(kept, *size, error, rescale, norm, bias, threads, acc, sums)()
+    return sums
+
+
 def conv_backward_input(
     conv: Conv,
     errors: NDArray[np.int8],
@@ -138,11 +164,12 @@ def backward_error(
     mean_g: Floats,
     mean_gx: Floats,
     threads: int,
+    out: Errors,
 ) -> float:
-    """Turn errors of the output into those of the accumulators, in place; the greatest magnitude."""
+    """Turn errors of the output into those of the accumulators, maybe in place; the greatest magnitude."""
     greatest = np.empty(images, np.float32)
     vectors = (norm, bias, gain, mean_g, mean_gx)
-    bound.backward_error(acc, error, images, pixels, channels, rescale, *vectors, threads, greatest)()
+    bound.backward_error(acc, error, images, pixels, channels, rescale, *vectors, threads, out, greatest)()
     return float(greatest.max(initial=0.0))
 
 

@@ -68,7 +68,8 @@ class ActiveRun:
     def __init__(self, run: Run, blobs: Blobs, members: Sequence[Member], outgoing: Outgoing) -> None:
         self.run = run
         self.config: RunConfig = make_config(run.config)
-        self.graph = Graph.from_bytes(blobs.read(run.graph))
+        self.graph_bytes = blobs.read(run.graph)
+        self.graph = Graph.from_bytes(self.graph_bytes)
         self.method = QuantizedMethod(self.graph, self.config.recipe(), self.config.seed)
         self._numbered = {member.client: member.client_id for member in members}
         self.members = {member.client_id: member for member in members}

@@ -186,7 +186,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     def _graph(self, name: bytes) -> bytes | None:
         active = self._coordinator.active
-        return active.graph.to_bytes() if active is not None and name == active.run.graph else None
+        return active.graph_bytes if active is not None and name == active.run.graph else None
 
     async def _size(self, request: pb.DownloadRequest, context: Context) -> int:
         if (graph := self._graph(request.payload)) is not None:

@@ -519,7 +519,7 @@ class Coordinator:
                 run_id=active.run.run_id,
                 name=active.run.name,
                 graph_id=active.run.graph,
-                graph_bytes=len(active.graph.to_bytes()),
+                graph_bytes=len(active.graph_bytes),
                 class_names=active.run.class_names,
                 rounds=active.config.rounds,
             )

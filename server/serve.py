@@ -73,10 +73,6 @@ OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5 * _SECOND),
     # Measuring the bandwidth costs pings with every transfer, and larger buffers for every board.
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 16384),
-    ("grpc.http2.write_buffer_size", 16384),
-    ("grpc.experimental.tcp_read_chunk_size", 4096),
-    ("grpc.experimental.tcp_max_read_chunk_size", 8192),
 )
 
 

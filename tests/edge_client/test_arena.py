@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import chain
 
 import numpy as np
@@ -13,23 +14,37 @@ from fedmpq.kernels.tensors import Buffer
 
 steps = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=12)
 sizes = st.lists(st.integers(0, 300), min_size=10, max_size=10)
+few = st.frozensets(st.integers(0, 9))
 
 
-def laid_out(moments: list[list[int]], counts: list[int]) -> tuple[Layout, dict[int, StepBuffer]]:
+def rounded(size: int) -> int:
+    return -(-max(1, size) // 64) * 64
+
+
+def laid_out(
+    moments: list[list[int]], counts: list[int], spare: Collection[int] = ()
+) -> tuple[Layout, dict[int, StepBuffer]]:
     """A step that uses these buffers at these moments."""
     layout = Layout()
-    buffers = {index: layout.buffer(counts[index], np.uint8) for index in sorted({*chain(*moments)})}
+    buffers = {
+        index: (layout.spare_buffer if index in spare else layout.buffer)(counts[index], np.uint8)
+        for index in sorted({*chain(*moments)})
+    }
     for moment in moments:
         layout.use(*(buffers[index] for index in moment))
     return layout, buffers
 
 
-@given(moments=steps, counts=sizes)
-def test_what_is_written_stays_until_its_last_use(moments: list[list[int]], counts: list[int]) -> None:
-    layout, buffers = laid_out(moments, counts)
+@given(moments=steps, counts=sizes, spare=few)
+def test_what_is_written_stays_until_its_last_use(
+    moments: list[list[int]], counts: list[int], spare: frozenset[int]
+) -> None:
+    layout, buffers = laid_out(moments, counts, spare)
     arena = Arena()
     arena.grow(layout.place())
     layout.put_into(arena.block)
+    assert all(buffer.placed for index, buffer in buffers.items() if index not in spare)
+    moments = [[index for index in moment if buffers[index].placed] for moment in moments]
     expected: dict[int, bytes] = {}
     random = np.random.default_rng(0)
     for moment in moments:
@@ -49,7 +64,42 @@ def test_the_block_is_no_larger_than_all_buffers_together(
     moments: list[list[int]], counts: list[int]
 ) -> None:
     layout, buffers = laid_out(moments, counts)
-    assert layout.place() <= sum(-(-max(1, counts[index]) // 64) * 64 for index in buffers)
+    assert layout.place() <= sum(rounded(counts[index]) for index in buffers)
+
+
+@given(moments=steps, counts=sizes, spare=few)
+def test_spare_buffers_take_no_more_than_a_sixth_on_top(
+    moments: list[list[int]], counts: list[int], spare: frozenset[int]
+) -> None:
+    needed = [[index for index in moment if index not in spare] for moment in moments]
+    without, _ = laid_out(needed, counts)
+    least = 0
+    for number in range(len(moments)):
+        before, after = {*chain(*needed[: number + 1])}, {*chain(*needed[number:])}
+        least = max(least, sum(rounded(counts[index]) for index in before & after))
+    layout, _ = laid_out(moments, counts, spare)
+    assert layout.place() <= max(without.place(), least * 7 // 6)
+
+
+def test_the_last_spare_buffers_come_first() -> None:
+    layout, buffers = laid_out(
+        [[0, 1], [2], [3], [3], [2], [1, 0]], [3840, 640, 640, 640, *[0] * 6], {1, 2, 3}
+    )
+    assert layout.place() == 3840 + 640
+    assert [buffers[index].placed for index in range(4)] == [True, False, False, True]
+
+
+def test_a_spare_buffer_in_room_that_is_there_costs_nothing() -> None:
+    layout, buffers = laid_out([[0], [1, 2], [1, 2], [3]], [1280, 640, 640, 1280, *[0] * 6], {1, 2})
+    assert layout.place() == 1280
+    assert all(buffer.placed for buffer in buffers.values())
+
+
+def test_a_spare_buffer_without_a_place_has_no_array() -> None:
+    layout, buffers = laid_out([[0, 1]], [64] * 10, {1})
+    layout.put_into(np.zeros(layout.place(), np.uint8))
+    assert not buffers[1].placed
+    assert not hasattr(buffers[1], "array")
 
 
 def test_buffers_that_never_meet_share_a_place() -> None:

@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 
 from bench.workload import make_workload
 from fedmpq import kernels
-from fedmpq.edge_client.arena import Arena
+from fedmpq.edge_client import product_units
+from fedmpq.edge_client.arena import Arena, Layout
 from fedmpq.edge_client.engine import Batch, Engine, EngineError, EpochResult, TrainingError, make_engine
 from fedmpq.edge_client.local_round import batches
+from fedmpq.edge_client.move_units import Sum
 from fedmpq.edge_client.native_engine import NativeEngine
+from fedmpq.edge_client.product_units import Product
 from fedmpq.edge_client.torch_engine import TorchEngine
 from fedmpq.kernels import bound, training
 from fedmpq.model import integer_forward, zoo
@@ -260,6 +263,70 @@ def test_batch_sizes_may_change_at_will(name: str) -> None:
     results = [shared.train_epoch([random_batch(model[0], size, seed)]) for seed, size in enumerate(sizes)]
     assert results == expected
     assert_same((results[0], shared.layers(), shared.side()), (results[0], apart.layers(), apart.side()))
+
+
+def kept_layers(engine: NativeEngine, images: int) -> dict[str, tuple[bool, bool]]:
+    """Of every layer but the last: whether there is room for its accumulators, and whether they are kept."""
+    units = [unit for unit in engine._steps[images]._units if isinstance(unit, Product)]
+    return {unit._unit.node.name: (unit._has_room, unit._is_kept) for unit in units}
+
+
+@pytest.mark.parametrize("float_errors", [False, True])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_kept_accumulators_change_nothing(
+    isa: str, monkeypatch: pytest.MonkeyPatch, name: str, float_errors: bool
+) -> None:
+    """With room for those of all layers, whose weights are so few bits that 16 are enough."""
+    monkeypatch.setattr(Layout, "_affordable", lambda layout: (layout._spare, 2**62))
+    model = small_model(name, bits=(4, 2, 3, 1))
+    outcomes = []
+    for threads, least, kept in ((1, 10**9, False), (1, 1, True), (3, 1, True)):
+        monkeypatch.setattr(product_units, "_WORTH_KEEPING", least)
+        engine = loaded(model, threads=threads, float_errors=float_errors)
+        outcomes.append(outcome(engine, model[0], (8, 3, 8)))
+        assert set(kept_layers(engine, 8).values()) == {(kept, kept)}
+    assert_same(outcomes[0], outcomes[1])
+    assert_same(outcomes[0], outcomes[2])
+
+
+def test_accumulators_too_large_for_16_bits_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All weights the greatest there is: 72 products of 127 and a code."""
+    graph, layers, side = small_model("residuals")
+    layers = {
+        name: replace(layer, bits=8, codes=np.full_like(layer.codes, 255)) for name, layer in layers.items()
+    }
+    outcomes = []
+    for least in (10**9, 64):
+        monkeypatch.setattr(product_units, "_WORTH_KEEPING", least)
+        engine = loaded((graph, layers, side))
+        outcomes.append(outcome(engine, graph, (8,)))
+    assert set(kept_layers(engine, 8).values()) == {(False, False), (True, False)}
+    assert_same(*outcomes)
+
+
+def test_resnet20_keeps_accumulators_of_its_last_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = make_workload("resnet20", 64)
+    outcomes, blocks = [], []
+    for least in (10**9, product_units._WORTH_KEEPING):
+        monkeypatch.setattr(product_units, "_WORTH_KEEPING", least)
+        engine = loaded((work.graph, work.layers, work.side))
+        outcomes.append((engine.train_epoch(work.batches[:1]), engine.layers(), engine.side()))
+        blocks.append(engine._arena.block.nbytes)
+    assert_same(*outcomes)
+    kept = [name for name, (_, is_kept) in kept_layers(engine, 64).items() if is_kept]
+    wide = [node.name for node in work.graph.layers if work.graph.weight_shape(node.name)[2:] == (3, 3)]
+    assert kept == wide[-7:]
+    assert blocks[1] <= blocks[0] * 7 // 6
+
+
+def test_errors_are_copied_only_for_who_would_spoil_them() -> None:
+    """Only a value added to itself needs two: a layer leaves the error of a shortcut as it is."""
+    model = small_model("residuals")
+    engine = loaded(model)
+    outcome(engine, model[0], (8,))
+    sums = [unit for unit in engine._steps[8]._units if isinstance(unit, Sum) and unit._right is not None]
+    copied = {unit._unit.sources[0] == unit._unit.sources[1]: unit._twin is not unit._error for unit in sums}
+    assert copied == {True: True, False: False}
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedmpq.cli.main import main
@@ -18,12 +19,10 @@ from tests.server.stand_in import StandIn
 CONFIG: dict[str, Any] = {
     "name": "crowd",
     "model": "resnet20",
-    "image": [8, 8, 1],
-    "classes": 10,
-    "input_scale": 0.02,
-    "input_zero_point": 128,
+    "test_data": "test.npz",
     "seed": 3,
 }
+TEST_IMAGES = 200
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,9 @@ def served(folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) ->
     """The server with a run of these settings; it stays up when the run has ended."""
     folder.mkdir(exist_ok=True)
     state, config = folder / "state", folder / "run.toml"
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (TEST_IMAGES, 32, 32, 3), dtype=np.uint8)
+    np.savez(folder / "test.npz", x_test=images, y_test=np.arange(TEST_IMAGES) % 10)
     config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in {**CONFIG, **settings}.items()))
     port = free_port()
     address = f"127.0.0.1:{port}"

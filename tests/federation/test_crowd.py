@@ -1,4 +1,4 @@
-"""Two hundred clients at once: nothing fails, and the server needs no more memory than with twenty."""
+"""Two hundred clients at once: nothing fails, and the server needs little more memory than with twenty."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ def test_memory_does_not_grow_with_the_crowd(tmp_path: Path, capsys: pytest.Capt
     few = peak_after(tmp_path / "few", capsys, 20)
     many = peak_after(tmp_path / "many", capsys, 200)
     assert many <= 1.2 * few, f"{many:.0f} MB with 200 clients, {few:.0f} MB with 20"
+    # A connection itself costs gRPC some read buffers of 64 KiB.
+    assert (many - few) / 180 <= 0.25
 
 
 def peak_after(folder: Path, capsys: pytest.CaptureFixture[str], clients: int) -> float:

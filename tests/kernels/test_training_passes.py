@@ -91,17 +91,14 @@ def backward_sums(layer: Layer, threads: int) -> Array:
     return sums
 
 
-def small(layer: Layer) -> Layer:
-    """The same with accumulators of 8 bits, spread over the same range of t."""
-    scale = (layer.rescale.scale * np.float32(2**13)).astype(np.float32)
+def small(layer: Layer, bits: int = 8) -> Layer:
+    """The same with accumulators of so many bits, spread over the same range of t."""
+    scale = (layer.rescale.scale * np.float32(2 ** (21 - bits))).astype(np.float32)
     rescale = training.Rescale(scale, layer.rescale.shift, layer.rescale.low, layer.rescale.high)
-    return Layer((layer.acc >> 13).astype(np.int32), layer.error, rescale, layer.vectors)
+    return Layer((layer.acc >> (21 - bits)).astype(np.int32), layer.error, rescale, layer.vectors)
 
 
-@per_isa
-@given(layers(), st.integers(1, 3))
-def test_backward_sums_add_pixels_in_order_and_images_in_double(isa: str, layer: Layer, threads: int) -> None:
-    layer = small(layer)
+def expected_sums(layer: Layer) -> list[Array]:
     norm, bias = layer.vectors[:2]
     errors = widened(layer.error)
     above = np.where(layer.t >= layer.rescale.high, errors, np.float32(0))
@@ -111,11 +108,61 @@ def test_backward_sums_add_pixels_in_order_and_images_in_double(isa: str, layer:
     for terms in (layer.passed, products, above, below):
         by_image = np.add.accumulate(terms, axis=1, dtype=np.float32)[:, -1]
         expected.append(np.add.accumulate(by_image.astype(np.float64), axis=0)[-1])
-    np.testing.assert_array_equal(backward_sums(layer, threads), expected)
+    return expected
 
 
-def backward_error(layer: Layer, threads: int) -> tuple[Array, float]:
+@per_isa
+@given(layers(), st.integers(1, 3))
+def test_backward_sums_add_pixels_in_order_and_images_in_double(isa: str, layer: Layer, threads: int) -> None:
+    layer = small(layer)
+    np.testing.assert_array_equal(backward_sums(layer, threads), expected_sums(layer))
+
+
+def kept(layer: Layer, threads: int) -> NDArray[np.int16] | None:
+    images, pixels, channels = layer.acc.shape
+    out = np.full(layer.acc.shape, 99, np.int16)
+    return out if training.keep(layer.acc, images, pixels * channels, threads, out) else None
+
+
+def kept_sums(layer: Layer, threads: int) -> Array:
+    narrow = kept(layer, threads)
+    assert narrow is not None
+    acc = np.full(layer.acc.shape, 99, np.int32)
+    images, pixels, channels = layer.acc.shape
+    norm, bias = layer.vectors[:2]
+    sums = training.kept_backward_sums(
+        narrow, images, pixels, channels, layer.error, layer.rescale, norm, bias, threads, acc
+    )
+    np.testing.assert_array_equal(acc, layer.acc)
+    return sums
+
+
+@per_isa
+@given(layers(), st.integers(1, 3))
+def test_sums_of_kept_accumulators_are_those_of_computed_ones(isa: str, layer: Layer, threads: int) -> None:
+    eight_bits = small(layer)
+    np.testing.assert_array_equal(kept_sums(eight_bits, threads), backward_sums(eight_bits, threads))
+    layer = small(layer, 16)
+    np.testing.assert_array_equal(kept_sums(layer, threads), expected_sums(layer))
+
+
+@per_isa
+@given(layers(), st.integers(1, 3), st.floats(0, 1, exclude_max=True), st.booleans())
+def test_one_accumulator_too_large_for_16_bits_is_found(
+    isa: str, layer: Layer, threads: int, place: float, negative: bool
+) -> None:
+    layer = small(layer, 16)
+    index, limit = int(place * layer.acc.size), -(2**15) if negative else 2**15 - 1
+    layer.acc.reshape(-1)[index] = limit
+    np.testing.assert_array_equal(kept(layer, threads), layer.acc)
+    for beyond in (limit + (-1 if negative else 1), 2**16 + 1, -(2**31), 2**31 - 1):
+        layer.acc.reshape(-1)[index] = beyond
+        assert kept(layer, threads) is None
+
+
+def backward_error(layer: Layer, threads: int, in_place: bool = True) -> tuple[Array, float]:
     error = layer.error.copy()
+    out = error if in_place else np.full_like(error, 99)
     images, pixels, channels = layer.acc.shape
     norm, bias, gain, mean_g, mean_gx = layer.vectors
     greatest = training.backward_error(
@@ -131,17 +178,19 @@ def backward_error(layer: Layer, threads: int) -> tuple[Array, float]:
         mean_g,
         mean_gx,
         threads,
+        out,
     )
-    return error, greatest
+    assert in_place or np.array_equal(error, layer.error)
+    return out, greatest
 
 
 @per_isa
-@given(layers(), st.integers(1, 3))
-def test_backward_error_follows_the_formula(isa: str, layer: Layer, threads: int) -> None:
+@given(layers(), st.integers(1, 3), st.booleans())
+def test_backward_error_follows_the_formula(isa: str, layer: Layer, threads: int, in_place: bool) -> None:
     norm, bias, gain, mean_g, mean_gx = layer.vectors
     normalized = layer.acc.astype(np.float32) * norm + bias
     expected = halved(gain * ((layer.passed - mean_g) - normalized * mean_gx))
-    error, greatest = backward_error(layer, threads)
+    error, greatest = backward_error(layer, threads, in_place)
     np.testing.assert_array_equal(error, expected)
     assert greatest == np.abs(widened(expected)).max()
 
@@ -208,7 +257,8 @@ def test_instruction_sets_and_threads_agree_on_layers_of_real_size(shape: tuple[
             rows = error.reshape(shape[0], -1)
             codes = quantized(rows, 127 / greatest, training.Counter(*range(5)), threads)
             stored = requantized(layer, True, threads)
-            results.append((error.tobytes(), greatest, codes.tobytes(), stored.tobytes()))
+            sums = kept_sums(small(layer, 16), threads)
+            results.append((error.tobytes(), greatest, codes.tobytes(), stored.tobytes(), sums.tobytes()))
     kernels.force_isa(before)
     assert len(set(results)) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -43,7 +44,8 @@ def test_every_setting_of_a_run_is_there_with_its_default() -> None:
     for field in fields(RunConfig):
         if field.default is not MISSING and field.default is not None:
             shown = documented[field.name].strip("`")
-            expected = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+            plain = not isinstance(field.default, bool | tuple)
+            expected = str(field.default) if plain else json.dumps(field.default)
             assert shown.strip('"') == expected, field.name
 
 

@@ -48,6 +48,16 @@ FEDMPQ_API int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8
                                              const float* shift, float low, float high, const float* norm,
                                              const float* bias, int32_t threads, int32_t* acc, double* sums);
 
+// Accumulators as 16-bit numbers for the backward pass. Returns 1, or 0 if some are too large for that: what is in `kept`
+// then means nothing.
+FEDMPQ_API int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept);
+
+// The same as fedmpq_conv_backward_sums from accumulators that were kept, in place of products.
+FEDMPQ_API int32_t fedmpq_kept_backward_sums(const int16_t* kept, int32_t images, int64_t pixels, int32_t channels,
+                                             const uint16_t* error, const float* scale, const float* shift, float low,
+                                             float high, const float* norm, const float* bias, int32_t threads,
+                                             int32_t* acc, double* sums);
+
 // error of the input (+)= scale * sum of error * weight
 FEDMPQ_API int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights,
                                               float scale, int32_t add, int32_t threads, uint16_t* out);
@@ -62,11 +72,12 @@ FEDMPQ_API int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t
                                      const float* scale, const float* shift, float low, float high, int32_t pairs,
                                      int32_t threads, uint8_t* out);
 
-// With g as above: error <- gain * (g - mean_g - (acc * norm + bias) * mean_gx); greatest[image] = the greatest magnitude
-FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32_t images, int64_t pixels,
+// With g as above: out = gain * (g - mean_g - (acc * norm + bias) * mean_gx), which may be where error is;
+// greatest[image] = the greatest magnitude
+FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, int32_t images, int64_t pixels,
                                       int32_t channels, const float* scale, const float* shift, float low, float high,
                                       const float* norm, const float* bias, const float* gain, const float* mean_g,
-                                      const float* mean_gx, int32_t threads, float* greatest);
+                                      const float* mean_gx, int32_t threads, uint16_t* out, float* greatest);
 
 // floor(clamp(error * inverse + u, -127, 127.5) + 128) - 128 in float32 (the shift may round away what is under 2^-17 below
 // a whole number), u = (random byte + 1/2)/256. The bytes of image i are those of blocks

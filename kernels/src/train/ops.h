@@ -96,14 +96,20 @@ struct Ops {
   // bytes to 4-bit pairs and back; a last odd one stands alone in the low half
   void (*pack)(const uint8_t* bytes, int64_t count, uint8_t* out);
   void (*unpack)(const uint8_t* pairs, int64_t count, uint8_t* out);
+  // Accumulators as 16-bit numbers; false if some are too large for that
+  bool (*narrow)(const int32_t* acc, int64_t count, int16_t* out);
   // g = error where inside, else 0: sum_g += g, sum_gx += g * (acc * norm + bias); clipped errors above and below
   void (*backward_sums)(const int32_t* acc, const uint16_t* error, int64_t pixels, int channels, const Rescale& rescale,
                         const float* norm, const float* bias, float* sum_g, float* sum_gx, float* above,
                         float* below);
-  // error <- gain * (g - mean_g - (acc * norm + bias) * mean_gx); the greatest magnitude
-  float (*backward_error)(const int32_t* acc, uint16_t* error, int64_t pixels, int channels, const Rescale& rescale,
-                          const float* norm, const float* bias, const float* gain, const float* mean_g,
-                          const float* mean_gx);
+  // The same of accumulators that were narrowed; they are in acc again then
+  void (*narrow_backward_sums)(const int16_t* narrow, const uint16_t* error, int64_t pixels, int channels,
+                               const Rescale& rescale, const float* norm, const float* bias, int32_t* acc, float* sum_g,
+                               float* sum_gx, float* above, float* below);
+  // out = gain * (g - mean_g - (acc * norm + bias) * mean_gx), which may be where error is; the greatest magnitude
+  float (*backward_error)(const int32_t* acc, const uint16_t* error, int64_t pixels, int channels,
+                          const Rescale& rescale, const float* norm, const float* bias, const float* gain,
+                          const float* mean_g, const float* mean_gx, uint16_t* out);
   // floor(clamp(error * inverse + (random + 1/2)/256, -127, 127.5) + 128) - 128
   void (*quantize_error)(const uint16_t* error, int64_t count, float inverse, const uint8_t* random, int8_t* out);
   // out = error-sized: acc * scale, or added to what is there

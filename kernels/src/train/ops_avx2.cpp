@@ -267,9 +267,9 @@ constexpr int unrolled = 4;
 }  // namespace
 
 const Ops ops_avx2{
-    "avx2",   false,  tiles,         depthwise,      depthwise_weights, statistics, requantize,
-    pack,     unpack, backward_sums, backward_error, quantize_error,    to_error,
-    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
+    "avx2", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, decay, push_momentum,
+    move_rounded, move_paper};
 
 }  // namespace fedmpq
 

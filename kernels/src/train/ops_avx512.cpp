@@ -192,9 +192,9 @@ inline void tile(const Tile& t, int row) {
 }  // namespace
 
 const Ops ops_avx512{
-    "avx512",     false,      tiles, depthwise, depthwise_weights, statistics,
-    requantize, pack,       unpack, backward_sums, backward_error, quantize_error, to_error,
-    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
+    "avx512", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, decay, push_momentum,
+    move_rounded, move_paper};
 
 }  // namespace fedmpq
 

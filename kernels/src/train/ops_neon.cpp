@@ -188,9 +188,9 @@ constexpr int unrolled = 2;
 }  // namespace
 
 const Ops ops_neon{
-    "neon", true,   tiles,         depthwise,      depthwise_weights, statistics, requantize,
-    pack,   unpack, backward_sums, backward_error, quantize_error,    to_error,
-    add_codes, pass_error, decay, push_momentum, move_rounded, move_paper};
+    "neon", true, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, decay, push_momentum,
+    move_rounded, move_paper};
 
 }  // namespace fedmpq
 

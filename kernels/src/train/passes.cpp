@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "buffer.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 #include "philox.h"
@@ -40,16 +41,41 @@ int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, in
   return enough ? 0 : -1;
 }
 
-void fedmpq_backward_error(const int32_t* acc, uint16_t* error, int32_t images, int64_t pixels, int32_t channels,
+int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept) {
+  std::atomic<bool> fit{true};
+  parallel(images, threads, [&](int item, int) {
+    const int image = last_first(images, item);
+    if (fit && !ops().narrow(acc + image * count, count, kept + image * count)) fit = false;
+  });
+  return fit ? 1 : 0;
+}
+
+int32_t fedmpq_kept_backward_sums(const int16_t* kept, int32_t images, int64_t pixels, int32_t channels,
+                                  const uint16_t* error, const float* scale, const float* shift, float low, float high,
+                                  const float* norm, const float* bias, int32_t threads, int32_t* acc, double* sums) {
+  const int64_t count = pixels * channels;
+  const Rescale rescale{scale, shift, low, high};
+  InOrder<float> parts(images, 4 * channels);
+  if (!parts) return -1;
+  parallel(images, threads, [&](int image, int) {
+    float* own = parts[image];
+    ops().narrow_backward_sums(kept + image * count, error + image * count, pixels, channels, rescale, norm, bias,
+                               acc + image * count, own, own + channels, own + 2 * channels, own + 3 * channels);
+  });
+  parts.total(sums);
+  return 0;
+}
+
+void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, int32_t images, int64_t pixels, int32_t channels,
                            const float* scale, const float* shift, float low, float high, const float* norm,
                            const float* bias, const float* gain, const float* mean_g, const float* mean_gx,
-                           int32_t threads, float* greatest) {
+                           int32_t threads, uint16_t* out, float* greatest) {
   const int64_t count = pixels * channels;
   const Rescale rescale{scale, shift, low, high};
   parallel(images, threads, [&](int item, int) {
     const int image = last_first(images, item);
     greatest[image] = ops().backward_error(acc + image * count, error + image * count, pixels, channels, rescale, norm,
-                                           bias, gain, mean_g, mean_gx);
+                                           bias, gain, mean_g, mean_gx, out + image * count);
   });
 }
 
