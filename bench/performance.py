@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import federation, planes, train_step
+from bench import federation, inference, planes, train_step
 from bench.machine import Machine
 from bench.memory import ROOT
 from bench.timing import load_average
@@ -26,6 +26,8 @@ BEGIN, END = "<!-- begin of what `make bench` writes -->", "<!-- end of what `ma
 TORCH_LIMITS = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 }
+
+INFERENCE_MODELS, INFERENCE_BITS, INFERENCE_TURNS = ("resnet20", "mobilenet_v2"), 4.0, 15
 
 Facts = dict[str, Any]
 """What `python -m bench.train_step --json` prints."""
@@ -93,6 +95,14 @@ def federation_facts() -> Facts:
     facts = federation.measure(federation.Case()).as_dict()
     print(f"\n{federation.table(facts)}", flush=True)
     return facts
+
+
+def inference_facts() -> list[Facts]:
+    found = []
+    for model in INFERENCE_MODELS:
+        found.append(inference.facts_of(model, INFERENCE_BITS, INFERENCE_TURNS))
+        print(f"\n{inference.table(found[-1])}", flush=True)
+    return found
 
 
 def described(machine: Machine, before: list[float], after: list[float]) -> str:
@@ -199,6 +209,7 @@ def main() -> None:
     plane_rows = plane_results(arguments.repetitions)
     steps = list(step_facts(arguments.repetitions))
     rounds = federation_facts()
+    models = inference_facts()
     parts = [
         described(Machine.here(), before, load_average()),
         step_table(steps),
@@ -207,6 +218,7 @@ def main() -> None:
         f" Turns of each rival: {arguments.repetitions}.",
         plane_table(plane_rows),
         federation_table(rounds),
+        *(f"```\n{inference.table(facts)}\n```" for facts in models),
     ]
     generated = "\n\n".join(part for part in parts if part)
     arguments.page.write_text(with_generated(page, generated), encoding="utf-8")

@@ -215,7 +215,7 @@ def _export_and_predict() -> None:
 def _write_images(folder: Path) -> list[Path]:
     folder.mkdir()
     test = load(FOLDER / "parts" / "test.npz", "test")
-    paths = []
+    paths: list[Path] = []
     for pixels, label in zip(test.images[:IMAGES], test.labels, strict=False):
         paths.append(folder / f"a-{test.class_names[label]}-{len(paths)}.png")
         Image.fromarray(pixels[:, :, 0]).save(paths[-1])

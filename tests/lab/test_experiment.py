@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from fedmpq.lab.experiment import (
     METHODS,
     PAPER_BUDGETS,
-    QUANTIZED_METHODS,
     Experiment,
     ExperimentError,
     make_experiment,
     read_toml,
 )
 from fedmpq.model.exchange import TrainingPlan
-from fedmpq.server.recipe import ABLATIONS, PROFILES, ablated, aqfl, fpq8
+from fedmpq.server.recipe import ABLATIONS, PROFILES, QUANTIZED_METHODS, ablated, aqfl, fpq8
 
 
 def refused(settings: dict[str, Any]) -> str:
