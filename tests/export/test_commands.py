@@ -84,7 +84,7 @@ def test_a_budget_makes_a_model_of_its_own(run: Path, tmp_path: Path, capsys: Ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--client", "9"], "the run has no client 9; it has 0, 1, 2"),
+        (["--client", "9"], "the run has no client 9; it has client-0, client-1, client-2"),
         (["--budget", "9"], "--budget 9 is outside 1..8 bits per weight"),
         (["--all", "--format", "tflite"], "--format 'tflite' is none of onnx, executorch"),
         (["--all", "--client", "1"], "not allowed with argument"),
