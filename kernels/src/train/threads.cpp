@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -22,7 +23,31 @@ void work(Job& job, int thread) {
     job.body(job.context, item, thread);
 }
 
-// Workers sleep between jobs: a board's other processes need its cores.
+// A training step is hundreds of jobs a few microseconds apart, and to fall asleep and be woken takes longer than that.
+constexpr std::chrono::microseconds looks_out_for{200};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Whether `come` is true before long.
+template <class Come>
+bool comes_soon(Come come) {
+  const auto end = std::chrono::steady_clock::now() + looks_out_for;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (come()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return come();
+}
+
+// Workers look out for the next job for a moment and then sleep: a board's other processes need its cores.
 class Pool {
  public:
   void run(Job& job, int threads) {
@@ -32,41 +57,47 @@ class Pool {
       while (started_ < threads - 1) start();
       job_ = &job;
       wanted_ = threads - 1;
-      busy_ = threads - 1;
-      ++generation_;
+      busy_.store(threads - 1, std::memory_order_relaxed);
+      generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
     work(job, 0);
+    const auto is_done = [this] { return busy_.load(std::memory_order_acquire) == 0; };
+    if (comes_soon(is_done)) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
-    job_ = nullptr;
+    done_.wait(lock, is_done);
   }
 
  private:
   void start() {
     const int thread = ++started_;
-    std::thread([this, thread, seen = generation_]() mutable { loop(thread, seen); }).detach();
+    const unsigned long seen = generation_.load(std::memory_order_relaxed);
+    std::thread([this, thread, seen] { loop(thread, seen); }).detach();
   }
 
   void loop(int thread, unsigned long seen) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    const auto is_new = [&] { return generation_.load(std::memory_order_acquire) != seen; };
     for (;;) {
-      wake_.wait(lock, [&] { return generation_ != seen; });
-      seen = generation_;
+      const bool soon = comes_soon(is_new);
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (!soon) wake_.wait(lock, is_new);
+      seen = generation_.load(std::memory_order_relaxed);
       if (thread > wanted_) continue;
       Job& job = *job_;
       lock.unlock();
       work(job, thread);
+      if (busy_.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
       lock.lock();
-      if (--busy_ == 0) done_.notify_one();
+      done_.notify_one();
     }
   }
 
   std::mutex running_, mutex_;
   std::condition_variable wake_, done_;
   Job* job_ = nullptr;
-  int started_ = 0, wanted_ = 0, busy_ = 0;
-  unsigned long generation_ = 0;
+  int started_ = 0, wanted_ = 0;
+  std::atomic<int> busy_{0};
+  std::atomic<unsigned long> generation_{0};
 };
 
 // Never destroyed: detached workers may outlive main. A forked child has none of the workers and starts its own pool.
