@@ -42,6 +42,7 @@ class Federation:
     budgets: Sequence[float]
     settings: dict[str, Any] = field(default_factory=dict)
     database: str | None = None
+    """URL of a PostgreSQL database; by default SQLite in the state folder."""
     split: Sequence[str] = ()
     """More options of `fedmpq split`."""
     boards: dict[int, Program] = field(default_factory=dict)
@@ -55,7 +56,8 @@ class Federation:
         assert main([*words, *self.split, "--seed", str(self.settings["seed"]), "-o", str(parts)]) == 0
         self.state = self.folder / "state"
         self._write_config(parts / "run.toml")
-        assert self._admin("init", "--host", "localhost") == 0
+        database = ["--database", self.database] if self.database else []
+        assert self._admin("init", "--host", "localhost", *database) == 0
         assert self._admin("bundle", *map(self.name, range(len(self.budgets)))) == 0
 
     def __enter__(self) -> Federation:
@@ -133,7 +135,7 @@ class Federation:
         return main(["server", action, *words, *self._state_words()])
 
     def _state_words(self) -> list[str]:
-        return ["--state", str(self.state), *(["--database", self.database] if self.database else [])]
+        return ["--state", str(self.state)]
 
     def _write_config(self, path: Path) -> None:
         settings = read_toml(path) | self.settings

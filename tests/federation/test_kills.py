@@ -34,12 +34,18 @@ def undisturbed_long(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
     return simulated(tmp_path_factory, MANY_ROUNDS)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_server_is_killed(seed: int, tmp_path: Path, undisturbed_long: Arrays) -> None:
+@pytest.mark.parametrize(
+    ("seed", "database"),
+    [(1, "sqlite"), (2, "sqlite"), (3, "sqlite"), (4, "postgresql")],
+    indirect=["database"],
+)
+def test_the_server_is_killed(
+    seed: int, database: str | None, tmp_path: Path, undisturbed_long: Arrays
+) -> None:
     """Ten times in each run, after a random part of a second: in start-up, rounds, merges, commits."""
     print(f"seed {seed}")
     moments = random.Random(seed)
-    with Federation(tmp_path, BUDGETS, MANY_ROUNDS) as federation:
+    with Federation(tmp_path, BUDGETS, MANY_ROUNDS, database) as federation:
         server = federation.start_server()
         federation.start_boards()
         for kill in range(1, KILLS + 1):
