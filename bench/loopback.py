@@ -16,7 +16,7 @@ from bench.rounds import CLIENTS, Rounds, between, bytes_between
 from bench.workload import CLASSES, INPUT_SCALE, INPUT_ZERO_POINT
 from tools.tcp_proxy import Proxy
 
-FEDMPQ = [sys.executable, "-c", "from fedmpq.cli.main import main; raise SystemExit(main())"]
+FEDMPQ = [sys.executable, "-m", "fedmpq.cli"]
 ROUND_SECONDS = 30.0
 """A round that takes longer has failed."""
 

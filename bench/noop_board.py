@@ -19,11 +19,10 @@ import numpy as np
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import make_endpoint
 from fedmpq.edge_client.engine import Batch, EpochResult
-from fedmpq.edge_client.local_round import MIN_SAMPLES
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import TrainingPlan, pack_layers, payload_bytes
+from fedmpq.model.exchange import MIN_SAMPLES, TrainingPlan, pack_layers, payload_bytes
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws

@@ -100,8 +100,7 @@ def _pixels(path: Path) -> tuple[int, int, int]:
 
 def _in_fresh_process(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     options = [f"--{name}={getattr(arguments, name)}" for name in ("batch", "threads", "seconds")]
-    script = "from fedmpq.cli.main import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", script, "bench", "--in-process", *options, "--", str(path)]
+    command = [sys.executable, "-m", "fedmpq.cli", "bench", "--in-process", *options, "--", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines() or ["no message"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fedmpq.edge_client.engine import DEFAULT_ENGINE, engine_names
 from fedmpq.model.data import Size
-
-FORMATS = ("onnx", "executorch")
+from fedmpq.model.export_formats import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,11 +25,11 @@ from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, mak
 from fedmpq.edge_client.engine import make_engine
 from fedmpq.edge_client.fetch_model import fetch_model
 from fedmpq.edge_client.identity import FILE_NAME, checked_name
-from fedmpq.edge_client.local_round import MIN_SAMPLES
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Patience
+from fedmpq.model.exchange import MIN_SAMPLES
 
 STOP_SECONDS = 1.0
 """How long a stopped client waits for the batch at hand; what it loses then is trained anew."""

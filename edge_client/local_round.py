@@ -9,14 +9,19 @@ import numpy as np
 from fedmpq.edge_client.augment import epoch_order, pad_crop_flip
 from fedmpq.edge_client.engine import Batch, Engine, EpochResult, TrainingError
 from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Assignment, TrainingPlan, Update, pack_layers, rounded_side, unpack_layers
+from fedmpq.model.exchange import (
+    MIN_SAMPLES,
+    Assignment,
+    TrainingPlan,
+    Update,
+    pack_layers,
+    rounded_side,
+    unpack_layers,
+)
 from fedmpq.model.graph import Graph
 from fedmpq.model.pruning import prune_msb
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws, Purpose
-
-# BatchNorm needs two values to have a variance.
-MIN_SAMPLES = 2
 
 Progress = Callable[[int, EpochResult], None]
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fedmpq.edge_client.durable_files import private_folder, remove_durably, write_durably
+from fedmpq.model.durable_files import file_digest, private_folder, remove_durably, write_durably
 
 _SUFFIX = ".update"
-HASH_BLOCK = 1 << 20
 
 
 class RoundKey(NamedTuple):
@@ -91,12 +90,3 @@ def _is_whole(pending: Pending) -> bool:
         return file_digest(pending.path) == pending.payload and pending.path.stat().st_size == pending.size
     except FileNotFoundError:
         return False
-
-
-def file_digest(path: Path) -> bytes:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(HASH_BLOCK):
-            digest.update(block)
-    return digest.digest()

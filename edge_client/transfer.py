@@ -17,7 +17,8 @@ import grpc.aio
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Federation
-from fedmpq.edge_client.mailbox import HASH_BLOCK, Pending, file_digest
+from fedmpq.edge_client.mailbox import Pending
+from fedmpq.model.durable_files import HASH_BLOCK, file_digest
 from fedmpq.proto import federation_pb2 as pb
 
 T = TypeVar("T")

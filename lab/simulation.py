@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.local_round import MIN_SAMPLES
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.data import load_named
 from fedmpq.lab.experiment import Experiment, ExperimentError
@@ -27,6 +26,7 @@ from fedmpq.lab.methods import Method, Probe, make_method
 from fedmpq.lab.partition import dirichlet_partition
 from fedmpq.lab.workers import WorkerPool
 from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import MIN_SAMPLES
 from fedmpq.server.method import select_clients
 from fedmpq.server.recipe import QUANTIZED_METHODS
 from fedmpq.server.state import ClientRecord, GlobalModel

@@ -15,6 +15,10 @@ from fedmpq.model.quantized import Layers, PackedLayer, Side
 UpdateRule = Literal["paper", "rounded"]
 
 
+MIN_SAMPLES = 2
+"""A client trains on at least so many: BatchNorm needs two values to have a variance."""
+
+
 class PlanError(ValueError):
     """A training setting outside its range."""
 

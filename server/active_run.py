@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedmpq.model.data import DataError, Dataset
-from fedmpq.model.exchange import Update, pack_layers, rounded_side
+from fedmpq.model.exchange import MIN_SAMPLES, Update, pack_layers, rounded_side
 from fedmpq.model.exchange_wire import decode_update, encode_model, model_bytes_bound
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Side
@@ -33,8 +33,6 @@ log = logging.getLogger("fedmpq.server")
 
 MAX_STRIKES = 3
 """A client whose updates were rejected so often is selected no more in this run."""
-MIN_SAMPLES = 2
-"""Local training needs a variance, and so two samples."""
 
 
 class ReplayError(RuntimeError):

@@ -6,7 +6,6 @@ is ever written over: the same bytes have the same name.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import re
@@ -16,10 +15,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedmpq.model.durable_files import file_digest, flush
 from fedmpq.model.exchange_wire import digest
 
 _NAME = re.compile(r"[0-9a-f]{64}")
-_PIECE = 1 << 20
 
 
 class BlobError(ValueError):
@@ -244,24 +243,6 @@ class Outgoing:
         for path in self._folder.iterdir():
             if path.name not in kept:
                 path.unlink(missing_ok=True)
-
-
-def file_digest(path: Path) -> bytes:
-    """SHA-256 of a file's bytes, read in pieces."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            total.update(piece)
-    return total.digest()
-
-
-def flush(path: Path) -> None:
-    """Everything written to this file or folder is on disk when this returns."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checked(name: bytes, data: bytes) -> bytes:

@@ -20,11 +20,12 @@ import grpc
 import grpc.aio
 from sqlalchemy.exc import DBAPIError
 
+from fedmpq.model.exchange import MIN_SAMPLES
 from fedmpq.model.exchange_wire import DIGEST_BYTES
+from fedmpq.model.export_formats import FORMATS, SUFFIXES
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
-from fedmpq.server.active_run import MIN_SAMPLES
 from fedmpq.server.authentication import (
     Context,
     authenticate,
@@ -37,7 +38,6 @@ from fedmpq.server.blobs import Uploads
 from fedmpq.server.exports import ExportFailed
 from fedmpq.server.hub import Announcement, Closing, HubFull
 from fedmpq.server.rounds import Coordinator, DamagedUpload
-from fedmpq.server.run_config import EXPORT_FORMATS
 from fedmpq.server.store import ENDED, Client, NameTaken, Seat, TokenRefused, UpdateRefused
 from fedmpq.server.tokens import looks_like_token, token_digest
 from fedmpq.server.turnstile import Turnstile
@@ -218,8 +218,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelOffer:
         async with answering(context):
             client = await authenticate(context, self._store)
-            if request.format not in EXPORT_FORMATS:
-                await _invalid(context, f"a model's format is one of {', '.join(EXPORT_FORMATS)}")
+            if request.format not in FORMATS:
+                await _invalid(context, f"a model's format is one of {', '.join(FORMATS)}")
             part = await asyncio.to_thread(self._store.latest_part, client.client_id)
             if part is None:
                 await refuse(
@@ -234,12 +234,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 await refuse(
                     context, grpc.StatusCode.FAILED_PRECONDITION, f"the server cannot export: {error}"
                 )
-            name = await asyncio.to_thread(file.digest)
-            self._coordinator.outgoing.lend(name, file.path)
+            self._coordinator.outgoing.lend(file.name, file.path)
             return pb.ModelOffer(
-                payload=name,
+                payload=file.name,
                 payload_bytes=file.path.stat().st_size,
-                file_name=f"{client.name}{file.suffix}",
+                file_name=f"{client.name}{SUFFIXES[request.format]}",
                 card=file.card,
             )
 

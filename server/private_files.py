@@ -6,12 +6,10 @@ from the first byte on, flushed to the disk, and moved there.
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
-FILE_MODE = 0o600
-FOLDER_MODE = 0o700
+from fedmpq.model.durable_files import FOLDER_MODE, OWNER_ONLY, flush, write_new
 
 
 def private_folder(folder: Path) -> Path:
@@ -28,11 +26,11 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def write_private(path: Path, data: bytes, *, overwrite: bool = False, mode: int = FILE_MODE) -> None:
+def write_private(path: Path, data: bytes, *, overwrite: bool = False, mode: int = OWNER_ONLY) -> None:
     """Writes `data` to `path`; raises FileExistsError where a file is there, unless told to overwrite."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _write_new(part, data, mode)
+        write_new(part, data, mode)
         if overwrite:
             part.replace(path)
         else:
@@ -40,20 +38,4 @@ def write_private(path: Path, data: bytes, *, overwrite: bool = False, mode: int
             path.hardlink_to(part)
     finally:
         part.unlink(missing_ok=True)
-    _flush_folder(path.parent)
-
-
-def _write_new(path: Path, data: bytes, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(path.parent)

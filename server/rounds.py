@@ -215,11 +215,11 @@ class Coordinator:
             return
         self.waiting_for = "the export"
         try:
-            files = await self.exports.make(run, self.active.config.export)
+            made = [await self.exports.make(run, wanted) for wanted in self.active.config.export]
         except ExportFailed as error:
             say(log, "no model files", level=logging.ERROR, run=run.name, error=str(error))
         else:
-            say(log, "model files made", run=run.name, files=len(files), folder=str(files[0].path.parent))
+            say(log, "model files made", run=run.name, files=sum(map(len, made)))
 
     async def _finish(self, run_id: str) -> None:
         """Tell everyone that the run is over and forget what only it needed."""

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from fedmpq.model.data import MAX_CLASSES, Dataset, load
 from fedmpq.model.exchange import PlanError, TrainingPlan
+from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.grid import StepRule
 from fedmpq.model.start import ImageFormat
 from fedmpq.server.recipe import (
@@ -35,7 +36,6 @@ else:
     import tomli as tomllib
 
 MAX_SIDE = 65536
-EXPORT_FORMATS = ("onnx", "executorch")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -113,7 +113,7 @@ class RunConfig:
 
     def _check_words(self) -> None:
         for wanted in self.export:
-            _choice("export", wanted, EXPORT_FORMATS)
+            _choice("export", wanted, FORMATS)
         _choice("method", self.method, QUANTIZED_METHODS)
         _choice("profile", self.profile, PROFILES)
         _choice("ablation", self.ablation, tuple(ABLATIONS))

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-FEDMPQ = [sys.executable, "-c", "from fedmpq.cli.main import main; raise SystemExit(main())"]
+FEDMPQ = [sys.executable, "-m", "fedmpq.cli"]
 PATIENCE = 120.0
 
 

@@ -15,7 +15,6 @@ from tools.arm_board import CPUS, Board
 BUDGETS = (2, 4, 8)
 SETTINGS = {"rounds": 2, "batch_size": 32}
 SPLIT = ("--train-limit", "240")
-MAIN = "from fedmpq.cli.main import main; raise SystemExit(main())"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def test_a_board_joins(tmp_path: Path, all_native: Arrays, board: Board, site: P
         federation.boards[1] = Program(
             tmp_path / "arm.log",
             *federation.board_words(1),
-            launcher=[str(board.launcher(cpu)), "-c", MAIN],
+            launcher=[str(board.launcher(cpu)), "-m", "fedmpq.cli"],
             PYTHONPATH=f"{site}{os.pathsep}{Path(__file__).parents[2]}",
         )
         assert_same(federation.finish(patience=240), all_native)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.federation.federation import Arrays, Federation, assert_same
-from tests.federation.processes import wait_for_port
+from tests.federation.processes import Program, wait_for_port
 from tools.tcp_proxy import Proxy
 
 BUDGETS = (2, 8)
-SETTINGS = {"rounds": 4}
+SETTINGS = {"rounds": 6}
 MANY_ROUNDS = {"rounds": 10, "epochs": 2}
 KILLS = 10
 
@@ -34,6 +34,13 @@ def undisturbed_long(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
     return simulated(tmp_path_factory, MANY_ROUNDS)
 
 
+def wait(seconds: float, server: Program, rounds: int) -> None:
+    """So long, but only until so many rounds are done: a fast machine must not end the run between kills."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and f"round merged run=parts round={rounds} " not in server.text():
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize(
     ("seed", "database"),
     [(1, "sqlite"), (2, "sqlite"), (3, "sqlite"), (4, "postgresql")],
@@ -49,8 +56,8 @@ def test_the_server_is_killed(
         server = federation.start_server()
         federation.start_boards()
         for kill in range(1, KILLS + 1):
-            time.sleep(moments.uniform(0.0, 1.0))
-            assert server.running, f"the run ended before kill {kill}; give it more rounds"
+            wait(moments.uniform(0.0, 1.0), server, rounds=kill)
+            assert server.running, f"the run ended before kill {kill}: {server.text()[-3000:]}"
             server.kill()
             time.sleep(moments.uniform(0.0, 0.2))
             server.restart()
@@ -64,7 +71,7 @@ def test_a_board_is_killed(tmp_path: Path, undisturbed: Arrays) -> None:
     """In training or transfer, at random; and once surely in the middle of an upload."""
     moments = random.Random(4)
     with Federation(tmp_path, BUDGETS, SETTINGS) as federation:
-        federation.start_server()
+        server = federation.start_server()
         with Proxy(federation.port, rate=60_000) as slow:
             federation.start_board(0)
             board = federation.start_board(1, slow.port)
@@ -72,9 +79,9 @@ def test_a_board_is_killed(tmp_path: Path, undisturbed: Arrays) -> None:
             while slow.up - before < 12_000:
                 time.sleep(0.005)
             board.kill()
-            for _ in range(4):
+            for kill in range(1, 5):
                 board.restart()
-                time.sleep(moments.uniform(0.5, 2.5))
+                wait(moments.uniform(0.5, 2.5), server, rounds=kill)
                 board.kill()
             slow.rate = None
             board.restart()

@@ -357,18 +357,19 @@ def test_a_newer_upload_takes_the_place_of_one_that_hangs(tmp_path: Path) -> Non
             run = server.queue(small_config(clients_per_round=1, rounds=1))
             (client,) = await server.clients(8)
             _, update = await prepared(client)
-            begun = asyncio.Event()
+            half = len(update) // 2
 
             async def hanging() -> AsyncIterator[pb.UploadRequest]:
                 header = pb.UploadHeader(
                     run_id=run.run_id, round=1, payload=digest(update), payload_bytes=len(update)
                 )
                 yield pb.UploadRequest(header=header)
-                begun.set()
+                yield pb.UploadRequest(data=update[:half])
                 await asyncio.sleep(PATIENCE)
 
             old = asyncio.ensure_future(refused(client.stub.Upload(hanging(), metadata=client.metadata)))
-            await begun.wait()
+            client_id = client.identity.split(".")[0]
+            await server.until(lambda: server.uploads.stored(client_id, digest(update)) == half)
             assert (await client.upload(run.run_id, 1, update)).receipt_id
             assert (await old).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             await client.close()
