@@ -16,7 +16,8 @@ import numpy as np
 
 from bench.timing import Spread, interleaved, load_average
 from fedmpq import kernels
-from fedmpq.kernels import training
+from fedmpq.kernels.bound import conv_forward
+from fedmpq.kernels.tensors import Conv, StoredCodes
 from fedmpq.model import grid
 
 LAYERS = ((16, 32), (32, 16), (64, 8), (128, 4))  # channels, side of the image
@@ -41,16 +42,16 @@ class Layer:
     def __init__(self, channels: int, side: int, bits: int, images: int) -> None:
         rng = np.random.default_rng(bits)
         sizes = images, side, side, channels, side, side, channels
-        self._conv = training.Conv(*sizes, 3, 3, 1, 1, 1, 1, 1, 1, 1)
-        data = rng.integers(0, 256, images * self._conv.inputs // 2, dtype=np.uint8)
-        self._codes = training.StoredCodes(data, True, 0)
+        conv = Conv(*sizes, 3, 3, 1, 1, 1, 1, 1, 1, 1)
+        codes = StoredCodes(rng.integers(0, 256, images * conv.inputs // 2, dtype=np.uint8), True, 0)
         weight_codes = rng.integers(0, 2**bits, (channels, channels, 3, 3), dtype=np.uint8)
-        self._weights = grid.integer_weights(weight_codes, bits)
-        self.acc = np.empty(images * self._conv.outputs, np.int32)
+        weights = grid.integer_weights(weight_codes, bits)
+        self.acc = np.empty(images * conv.outputs, np.int32)
+        self._forward = conv_forward(conv, codes, weights, 1, self.acc, None)
 
     def run(self, most_bits: int) -> None:
-        training.force_bit_serial(most_bits)
-        training.conv_forward(self._conv, self._codes, self._weights, 1, self.acc)
+        kernels.force_bit_serial(most_bits)
+        self._forward()
 
 
 def measure(isa: str, images: int, repetitions: int, seconds_each: float) -> Iterator[Result]:
@@ -65,7 +66,7 @@ def measure(isa: str, images: int, repetitions: int, seconds_each: float) -> Ite
             jobs = {"bytes": lambda layer=layer: layer.run(0), "bits": lambda layer=layer: layer.run(7)}
             timings = interleaved(jobs, repetitions, seconds_each)
             yield Result(isa, channels, bits, timings.ratio("bytes", "bits"))
-    training.force_bit_serial(-1)
+    kernels.force_bit_serial(-1)
 
 
 def main() -> None:

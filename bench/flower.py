@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bench.memory import ROOT
-from bench.programs import Program, ProgramError, free_ports, listens, wait_until
 from bench.rounds import CLIENTS, Rounds, between, bytes_between
+from tools.programs import Program, ProgramError, free_ports, listens, wait_until
 from tools.tcp_proxy import Proxy
 
 VERSION = "1.39.0"

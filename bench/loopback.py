@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.memory import ROOT
-from bench.programs import Program, ProgramError, free_ports, listens, wait_until
 from bench.rounds import CLIENTS, Rounds, between, bytes_between
 from bench.workload import CLASSES, INPUT_SCALE, INPUT_ZERO_POINT
+from tools.programs import FEDMPQ, Program, ProgramError, free_port, wait_for_port, wait_until
 from tools.tcp_proxy import Proxy
 
-FEDMPQ = [sys.executable, "-m", "fedmpq.cli"]
 ROUND_SECONDS = 30.0
 """A round that takes longer has failed."""
 
@@ -31,18 +30,20 @@ class OwnRounds(Rounds):
 def run(model: str, image: tuple[int, int, int], budget: float, rounds: int, folder: Path) -> OwnRounds:
     """`rounds` measured rounds of FedMPQ, all boards with that budget; logs stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    token, config, (port,) = _token(folder / "server"), folder / "bench.toml", free_ports(1)
+    token, config, port = _token(folder / "server"), folder / "bench.toml", free_port()
     config.write_text(_settings(model, image, rounds + 1), encoding="utf-8")
     with ExitStack() as stack:
         server = stack.enter_context(_server(folder / "server", config, port))
-        wait_until(lambda: listens(port), "the server", [server])
+        wait_for_port(port, server)
         proxies = [stack.enter_context(Proxy(port)) for _ in range(CLIENTS)]
         boards = [
             stack.enter_context(_board(folder / f"board-{number}", proxy.port, token, budget, image))
             for number, proxy in enumerate(proxies)
         ]
         patience = (rounds + 1) * ROUND_SECONDS
-        wait_until(lambda: all(board.ended for board in boards), "the boards' rounds", [server], patience)
+        wait_until(
+            lambda: not any(board.running for board in boards), "the boards' rounds", [server], patience
+        )
         peak = server.peak_mb()
     notes = [_notes(board, rounds + 1) for board in boards]
     traffic = [bytes_between(proxy, note["moments"]) for proxy, note in zip(proxies, notes, strict=True)]
@@ -58,7 +59,7 @@ def run(model: str, image: tuple[int, int, int], budget: float, rounds: int, fol
 def _server(state: Path, config: Path, port: int) -> Program:
     """Without TLS, as Flower's."""
     words = [str(config), "--state", str(state), "--listen", f"127.0.0.1:{port}", "--insecure"]
-    return Program([*FEDMPQ, "server", *words], state.with_suffix(".log"), {})
+    return Program([*FEDMPQ, "server", *words], state.with_suffix(".log"))
 
 
 def _token(state: Path) -> str:

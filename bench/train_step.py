@@ -28,7 +28,7 @@ from bench.workload import BATCHES, MODELS, Train, Workload, engine_trainer, mak
 from fedmpq import kernels
 from fedmpq.edge_client.native_engine import NativeEngine
 from fedmpq.edge_client.torch_engine import TorchEngine
-from fedmpq.kernels.training import MAX_THREADS
+from fedmpq.kernels.tensors import MAX_THREADS
 from fedmpq.model.exchange import UpdateRule
 
 TURN_SECONDS = 0.2

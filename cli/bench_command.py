@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.export.format import EXECUTORCH_SUFFIX, ExportError
+from fedmpq.export.format import ExportError
 from fedmpq.export.speed import latencies
+from fedmpq.model.export_formats import SUFFIXES
 
 PERCENTILES = (50, 90, 99)
 HEADER = "model                           load ms    p50 ms    p90 ms    p99 ms  images/s  peak MB"
@@ -78,7 +79,7 @@ def _peak_bytes() -> int:
 
 
 def _loaded(path: Path, threads: int) -> tuple[Run, tuple[int, int, int]]:
-    if path.name.endswith(EXECUTORCH_SUFFIX):
+    if path.name.endswith(SUFFIXES["executorch"]):
         from fedmpq.export.executorch_runtime import ExecuTorchRunner
 
         return ExecuTorchRunner(path, threads).logits, _pixels(path)

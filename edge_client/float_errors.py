@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.training import Conv
+from fedmpq.kernels.tensors import Conv
 
 Floats = NDArray[np.float32]
 Halves = NDArray[np.uint16]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedmpq.kernels.training import MAX_TAPS
+from fedmpq.kernels.tensors import MAX_TAPS
 from fedmpq.model.graph import (
     INPUT,
     Add,

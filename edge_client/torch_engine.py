@@ -297,16 +297,3 @@ def full_precision_logits(
         network = _Network(graph, tensors, layers.__getitem__, training=False)
         parts = [network.forward(images[i : i + batch]).numpy() for i in range(0, len(images), batch)]
     return np.concatenate(parts) if parts else np.zeros((0, *graph.shapes[graph.output]), np.float32)
-
-
-def integer_products(
-    codes: NDArray[np.int32], weight: NDArray[np.int8], op: Conv2d | Linear, bound: int
-) -> NDArray[np.int32]:
-    """Torch's sums of products for `integer_forward.logits`: the same integers as NumPy's, faster."""
-    source = torch.from_numpy(codes).float()
-    source = source.permute(0, 3, 1, 2) if source.ndim == 4 else source
-    greatest = int(np.abs(weight.astype(np.int16)).max(initial=0))
-    with torch.no_grad():
-        sums = torch_ops.products(source, torch.from_numpy(weight).float(), op, bound * greatest)
-    rows = sums.permute(0, 2, 3, 1) if sums.ndim == 4 else sums
-    return rows.to(torch.int32).numpy()

@@ -12,22 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.export import verify
-from fedmpq.export.format import EXECUTORCH_SUFFIX, FORMAT, ONNX_SUFFIX, ExportError
+from fedmpq.export.format import FORMAT, ExportError
 from fedmpq.export.speed import latencies, speed_up
+from fedmpq.model.export_formats import SUFFIXES, Format
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import IntegerProgram, compile_program
 from fedmpq.model.quantized import QuantizedLayer, average_bits, dequantize_all
 
-Target = Literal["onnx", "executorch"]
-TARGETS: tuple[Target, ...] = get_args(Target)
-SUFFIXES: dict[Target, str] = {"onnx": ONNX_SUFFIX, "executorch": EXECUTORCH_SUFFIX}
-RUNTIMES: dict[Target, str] = {"onnx": "onnxruntime", "executorch": "executorch"}
+RUNTIMES: dict[Format, str] = {"onnx": "onnxruntime", "executorch": "executorch"}
 
 RANDOM_IMAGES = 16
 REAL_IMAGES = 256
@@ -72,7 +70,7 @@ class Exported:
 
 def export_model(
     model: Deployed,
-    target: Target,
+    target: Format,
     stem: Path,
     tests: LabelledImages | None = None,
     measure_speed: bool = True,
@@ -99,7 +97,7 @@ def export_model(
     return Exported(path, card)
 
 
-def runner(path: Path, target: Target) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+def runner(path: Path, target: Format) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
     """Pixels to logits, by the target's runtime on one thread."""
     if target == "onnx":
         from fedmpq.export.onnx_runtime import OnnxRunner
@@ -110,7 +108,7 @@ def runner(path: Path, target: Target) -> Callable[[NDArray[np.uint8]], NDArray[
     return ExecuTorchRunner(path).logits
 
 
-def _content(model: Deployed, program: IntegerProgram, target: Target) -> bytes:
+def _content(model: Deployed, program: IntegerProgram, target: Format) -> bytes:
     if len(model.class_names) != model.graph.shapes[model.graph.output][0]:
         raise ExportError(
             f"{len(model.class_names)} class names for the {model.graph.shapes[model.graph.output][0]}"
@@ -131,12 +129,12 @@ def _images(program: IntegerProgram, tests: LabelledImages | None) -> NDArray[np
     return noise if tests is None else np.concatenate([noise, tests.images[:REAL_IMAGES]])
 
 
-def _accuracy(path: Path, target: Target, tests: LabelledImages) -> float:
+def _accuracy(path: Path, target: Format, tests: LabelledImages) -> float:
     logits = runner(path, target)(tests.images)
     return float(np.mean(logits.argmax(axis=1) == tests.labels))
 
 
-def _speed(model: Deployed, path: Path, target: Target) -> dict[str, float]:
+def _speed(model: Deployed, path: Path, target: Format) -> dict[str, float]:
     """One image at a time, taking turns with the fp32 network in ONNX Runtime."""
     from fedmpq.export.float_onnx import lower_float, normalised
     from fedmpq.export.onnx_runtime import float_session
@@ -156,7 +154,7 @@ def _speed(model: Deployed, path: Path, target: Target) -> dict[str, float]:
     }
 
 
-def _card(model: Deployed, target: Target, content: bytes, verified: int) -> dict[str, Any]:
+def _card(model: Deployed, target: Format, content: bytes, verified: int) -> dict[str, Any]:
     image = model.graph.input
     return {
         "format": FORMAT,

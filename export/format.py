@@ -5,7 +5,6 @@ from __future__ import annotations
 FORMAT = 1
 """Raised whenever an older reader would misread a file."""
 
-ONNX_SUFFIX, EXECUTORCH_SUFFIX = ".onnx", ".pte.xz"
 METADATA_KEY = "fedmpq"
 """The ONNX metadata property with the JSON of format, graph, run, round and class names."""
 INPUT_NAME, OUTPUT_NAME = "image", "logits"

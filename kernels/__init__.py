@@ -4,11 +4,12 @@
 check their arguments, allocate the result and call the library; other Python threads run meanwhile.
 """
 
-from fedmpq.kernels.library import force_isa, isa, supported_isas
+from fedmpq.kernels.library import force_bit_serial, force_isa, isa, supported_isas
 from fedmpq.kernels.philox import philox_block, philox_uniform
 from fedmpq.kernels.planes import magnitude_counts, pack_planes, popcount_planes, unpack_planes
 
 __all__ = [
+    "force_bit_serial",
     "force_isa",
     "isa",
     "magnitude_counts",

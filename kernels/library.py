@@ -96,6 +96,12 @@ def force_isa(name: str) -> None:
         raise ValueError(f"instruction set {name!r} is not available here; choose one of {supported_isas()}")
 
 
+def force_bit_serial(most_bits: int) -> None:
+    """Makes convolutions of 4-bit codes use the bit-serial form for weights of up to `most_bits` in the whole
+    process; -1: where it is faster. For tests and measurements."""
+    library.fedmpq_force_bit_serial(most_bits)
+
+
 def supported_isas() -> tuple[str, ...]:
     """The instruction sets this CPU and this build have, best first; "scalar" is always among them."""
     before = isa()

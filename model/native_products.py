@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels import training as native
+from fedmpq.kernels.bound import conv_forward
+from fedmpq.kernels.tensors import Conv, StoredCodes
 from fedmpq.model.integer_forward import Codes
 from fedmpq.model.ops import Conv2d, Linear
 
@@ -18,16 +19,16 @@ def native_products(
     stored = (codes + zero).astype(np.uint8)
     conv = _conv(op, codes.shape)
     sums = np.empty(conv.images * conv.outputs, np.int32)
-    source = native.StoredCodes(stored.reshape(-1), False, zero)
-    native.conv_forward(conv, source, np.ascontiguousarray(weight), threads, sums)
+    source = StoredCodes(stored.reshape(-1), False, zero)
+    conv_forward(conv, source, np.ascontiguousarray(weight), threads, sums, None)()
     if isinstance(op, Linear):
         return sums.reshape(conv.images, conv.out_channels)
     return sums.reshape(conv.images, conv.out_height, conv.out_width, conv.out_channels)
 
 
-def _conv(op: Conv2d | Linear, shape: tuple[int, ...]) -> native.Conv:
+def _conv(op: Conv2d | Linear, shape: tuple[int, ...]) -> Conv:
     if isinstance(op, Linear):
-        return native.Conv.over(shape[0], (op.in_features, 1, 1), out_channels=op.out_features)
+        return Conv.over(shape[0], (op.in_features, 1, 1), out_channels=op.out_features)
     images, height, width, channels = shape
     window = op.kernel, op.stride, op.padding, op.dilation, op.out_channels, op.groups
-    return native.Conv.over(images, (channels, height, width), *window)
+    return Conv.over(images, (channels, height, width), *window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 import grpc
 
@@ -22,7 +22,6 @@ _REFUSED = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.ALREADY_EXISTS,
 )
-M = TypeVar("M")
 
 
 class NotRunning(RuntimeError):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from PIL import Image
@@ -21,20 +20,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedmpq.model.data import load
-from fedmpq.model.graph import Graph
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import NotRunning, administration
-from fedmpq.server.blobs import open_blobs
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.status_report import bytes_text, widths_text
 from fedmpq.server.store import Store
+from fedmpq.server.stored_run import read_stored_run
 from fedmpq.server.stored_status import stored_status
+from tools.programs import FEDMPQ, Program, ProgramError, wait_until
 
 FOLDER = Path("runs/demo")
 BUDGETS = (2, 4, 6, 8)
 ROUNDS = 12
 SETTINGS = {"epochs": 4, "batch_size": 16}
-FEDMPQ = Path(sys.executable).with_name("fedmpq")
 PATIENCE = 300.0
 IMAGES = 2
 console = Console(highlight=False)
@@ -52,8 +50,8 @@ def main() -> int:
         status = _federate()
         _print_result(status)
         _export_and_predict()
-    except DemoError as error:
-        console.print(f"demo: {error}", style="bold red")
+    except (DemoError, ProgramError) as error:
+        console.print(f"demo: {error}", style="bold red", markup=False)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -75,13 +73,15 @@ def _prepare() -> None:
 def _federate() -> pb.ServerStatus:
     """Server and boards as processes until the run has ended; what the server knows then."""
     state = FOLDER / "state"
-    with _running("server", *_server_words()) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(_started("server", *_server_words()))
         address = _wait_for_address(server, state)
-        with _running_boards(address) as boards:
-            _follow(server, state)
-            for name, board in boards.items():
-                if board.wait(PATIENCE) != 0:
-                    raise DemoError(f"{name} failed; see {FOLDER / name}.log")
+        numbers = range(len(BUDGETS))
+        boards = [stack.enter_context(_started(_name(n), *_board_words(n, address))) for n in numbers]
+        _follow(state)
+        for program in (server, *boards):
+            if program.wait(PATIENCE) != 0:
+                raise DemoError(f"{program.name} failed; see {program.log}")
     store = Store.open(StateFolder(state).database_url())
     try:
         return stored_status(store)
@@ -99,38 +99,22 @@ def _name(number: int) -> str:
 
 
 def _run(*words: str, quiet: bool = False) -> None:
-    console.print(f"$ fedmpq {' '.join(words)}", style="bold", soft_wrap=True)
-    done = subprocess.run([FEDMPQ, *words], capture_output=True, text=True, check=False)
+    _print_command(words)
+    done = subprocess.run([*FEDMPQ, *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise DemoError(done.stderr.strip())
     if not quiet:
         console.print(done.stdout.rstrip(), soft_wrap=True)
 
 
-@contextmanager
-def _running(name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The command, told to stop when the block is left; its output goes to NAME.log."""
+def _print_command(words: Sequence[str]) -> None:
     console.print(f"$ fedmpq {' '.join(words)}", style="bold", soft_wrap=True)
-    with (FOLDER / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen([FEDMPQ, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
-@contextmanager
-def _running_boards(address: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    with ExitStack() as stack:
-        yield {
-            _name(number): stack.enter_context(_running(_name(number), *_board_words(number, address)))
-            for number in range(len(BUDGETS))
-        }
+def _started(name: str, *words: str) -> Program:
+    """The command at work; its output goes to NAME.log."""
+    _print_command(words)
+    return Program([*FEDMPQ, *words], FOLDER / f"{name}.log")
 
 
 def _board_words(number: int, address: str) -> list[str]:
@@ -143,17 +127,14 @@ def _board_words(number: int, address: str) -> list[str]:
     ]
 
 
-def _wait_for_address(server: subprocess.Popen[bytes], state: Path) -> str:
+def _wait_for_address(server: Program, state: Path) -> str:
     """Where the server listens; tracing the model takes it a few seconds first."""
-    until = time.monotonic() + PATIENCE
-    while not (file := state / "listening").is_file():
-        if server.poll() is not None or time.monotonic() > until:
-            raise DemoError(f"the server did not begin to listen; see {FOLDER / 'server.log'}")
-        time.sleep(0.05)
+    file = state / "listening"
+    wait_until(file.is_file, "the server's address", [server], PATIENCE)
     return file.read_text(encoding="utf-8").strip()
 
 
-def _follow(server: subprocess.Popen[bytes], state: Path) -> None:
+def _follow(state: Path) -> None:
     """A bar and a line for each round, as the server tells them, until it ends."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -170,8 +151,6 @@ def _follow(server: subprocess.Popen[bytes], state: Path) -> None:
         except NotRunning:
             pass
         progress.update(task, completed=ROUNDS, description="done")
-    if server.wait(PATIENCE) != 0:
-        raise DemoError(f"the server failed; see {FOLDER / 'server.log'}")
 
 
 def _doing(run: pb.RunStatus) -> str:
@@ -224,12 +203,7 @@ def _write_images(folder: Path) -> list[Path]:
 
 def _full_precision_bytes() -> int:
     """Four bytes for every weight and side value."""
-    state = StateFolder(FOLDER / "state")
-    store = Store.open(state.database_url())
-    try:
-        graph = Graph.from_bytes(open_blobs(str(state.blobs)).read(store.list_runs()[0].graph))
-    finally:
-        store.close()
+    graph = read_stored_run(StateFolder(FOLDER / "state")).graph
     side = sum(math.prod(shape) for shape in graph.side_shapes().values())
     return 4 * (sum(graph.layer_sizes) + side)
 

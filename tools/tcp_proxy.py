@@ -23,6 +23,7 @@ class Passed(NamedTuple):
 class Proxy:
     """Forwards 127.0.0.1:`port` to a target on loopback; a context manager that runs its own thread.
 
+    `accepted` counts connections, stalled ones too.
     `cut_every`: connections are closed in the middle once so many bytes passed since the last cut.
     `rate`: bytes a second in each direction, to make a transfer last.
     """
@@ -34,6 +35,7 @@ class Proxy:
         self.up = 0
         self.down = 0
         self.cuts = 0
+        self.accepted = 0
         self.port = 0
         self._history = [Passed(0.0, 0, 0)]
         self._since_cut = 0
@@ -52,6 +54,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     @property
     def total(self) -> int:
@@ -91,6 +97,7 @@ class Proxy:
         self._since_cut = 0
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         try:
             out_reader, out_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:

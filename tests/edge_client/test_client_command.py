@@ -308,7 +308,7 @@ def wake_ups(process: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_a_waiting_client_hardly_wakes(scene: Scene) -> None:
-    """No polling: what is left are gRPC's own timers, a few a second; starting up may take the first spans."""
+    """No polling: what is left are gRPC's own timers, a few a second; starting may take the first spans."""
     with scene.client() as client:
         until(lambda: scene.federation.streams == 1)
         spans: list[int] = []

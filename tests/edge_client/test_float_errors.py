@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from fedmpq.edge_client.float_errors import halved, input_gradient, weight_gradient, widened
-from fedmpq.kernels.training import Conv
+from fedmpq.kernels.tensors import Conv
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -28,7 +28,7 @@ from fedmpq.edge_client.move_units import Sum
 from fedmpq.edge_client.native_engine import NativeEngine
 from fedmpq.edge_client.product_units import Product
 from fedmpq.edge_client.torch_engine import TorchEngine
-from fedmpq.kernels import bound, training
+from fedmpq.kernels import bound, tensors
 from fedmpq.model import integer_forward, zoo
 from fedmpq.model.activations import MIN_CLIP
 from fedmpq.model.exchange import TrainingPlan
@@ -231,12 +231,12 @@ def test_codes_are_the_only_weights_kept(plan: TrainingPlan, per_channel: bool, 
     # gradient, its momentum and a limit or weight.
     channels = sum(graph.weight_shape(node.name)[0] for node in graph.layers)
     tables = sum(2 ** (layer.bits - 1) for layer in layers.values())
-    blocks = sum(-(-size // training.MOMENTUM_BLOCK) for size in graph.layer_sizes)
+    blocks = sum(-(-size // tensors.MOMENTUM_BLOCK) for size in graph.layer_sizes)
     small = 4 * sum(tensor.size for tensor in side.values()) + 4 * channels + tables + blocks
     assert floats <= small + (weights if momentum_bits == 32 else 0)
     assert small < weights
     signed = sum(array.size for array in kept if array.dtype == np.int8)
-    assert signed == (blocks * training.MOMENTUM_BLOCK if momentum_bits == 8 else 0)
+    assert signed == (blocks * tensors.MOMENTUM_BLOCK if momentum_bits == 8 else 0)
     assert not [array.dtype for array in kept if array.dtype not in (np.uint8, np.int8, np.float32)]
 
 

@@ -33,7 +33,6 @@ from fedmpq.model.exchange_wire import decode_update, digest, encode_model
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.proto import federation_pb2 as pb
-from tests.edge_client.cutting_proxy import CuttingProxy
 from tests.edge_client.fake_federation import (
     RUN,
     TOKEN,
@@ -44,6 +43,7 @@ from tests.edge_client.fake_federation import (
     hang_after,
     refuse,
 )
+from tools.tcp_proxy import Proxy
 
 Made = Callable[..., Any]
 PLAN = TrainingPlan(epochs=2, batch_size=8, update="rounded", code_learning_rate=0.02)
@@ -404,7 +404,7 @@ def test_training_goes_on_while_the_server_is_away(scene: Scene, caplog: pytest.
 
 def test_cut_connections_during_a_round(scene: Scene) -> None:
     scene.federation.on_stream = scene.work.offer(scene.federation)
-    proxy = CuttingProxy(scene.server.port)
+    proxy = Proxy(scene.server.port)
 
     def cut(_: int, __: grpc.ServicerContext) -> None:
         proxy.cut()
@@ -417,25 +417,25 @@ def test_cut_connections_during_a_round(scene: Scene) -> None:
         async with scene.board(address=proxy.address):
             await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
 
-    scene.play(scenario)
-    proxy.close()
+    with proxy:
+        scene.play(scenario)
     assert scene.federation.complete() == [scene.work.update(scene.data)]
 
 
 def test_a_silent_connection_is_noticed_and_replaced(scene: Scene) -> None:
-    proxy = CuttingProxy(scene.server.port)
+    proxy = Proxy(scene.server.port)
 
     async def scenario() -> None:
         async with scene.board(address=proxy.address, keepalive=0.5, patience=Patience(1.0, 1.0)):
             await until(lambda: scene.federation.streams == 1)
-            proxy.hold()
+            proxy.stall(True)
             accepted = proxy.accepted
             await until(lambda: proxy.accepted > accepted)
-            proxy.flow()
+            proxy.stall(False)
             await until(lambda: len(scene.federation.hellos) >= 2)
 
-    scene.play(scenario)
-    proxy.close()
+    with proxy:
+        scene.play(scenario)
 
 
 # What the server does not want

@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from fedmpq.edge_client import torch_ops
 from fedmpq.edge_client.engine import Batch, EpochResult, TrainingError
 from fedmpq.edge_client.local_round import batches
-from fedmpq.edge_client.torch_engine import (
-    TorchEngine,
-    _Network,
-    _TrainedLayer,
-    full_precision_logits,
-    integer_products,
-)
+from fedmpq.edge_client.torch_engine import TorchEngine, _Network, _TrainedLayer, full_precision_logits
 from fedmpq.model import integer_forward
 from fedmpq.model.activations import MIN_CLIP
 from fedmpq.model.data import Dataset
@@ -30,6 +24,7 @@ from fedmpq.model.graph import INPUT, Conv2d, Linear
 from fedmpq.model.integer_program import ProgramError, compile_program
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws, Purpose
+from tests.edge_client.torch_products import integer_products
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpq.edge_client import torch_ops
-from fedmpq.edge_client.torch_engine import _Network, integer_products
+from fedmpq.edge_client.torch_engine import _Network
 from fedmpq.edge_client.torch_ops import LayerWeight, Packed, Value
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import (
@@ -43,6 +43,7 @@ from fedmpq.model.graph import (
 from fedmpq.model.integer_forward import numpy_products
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.quantizers import place_quantizers
+from tests.edge_client.torch_products import integer_products
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedmpq.cli.main import main
-from tests.federation.processes import Program, free_port, wait_for_port
 from tests.server.stand_in import StandIn
+from tools.programs import FEDMPQ, Program, free_port, wait_for_port
 
 CONFIG: dict[str, Any] = {
     "name": "crowd",
@@ -35,12 +35,6 @@ class Served:
     def stand_in(self, number: int, **changes: Any) -> StandIn:
         return StandIn(self.address, f"client-{number:03}", **changes)
 
-    def peak_mb(self) -> float:
-        """The most memory the server has had, in MB; its last process is the one that counts."""
-        status = Path(f"/proc/{self.program.process.pid}/status").read_text(encoding="ascii")
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024 / 1e6
-
 
 @contextmanager
 def served(folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> Iterator[Served]:
@@ -54,7 +48,7 @@ def served(folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) ->
     port = free_port()
     address = f"127.0.0.1:{port}"
     words = ["server", str(config), "--state", str(state), "--listen", address]
-    program = Program(folder / "server.log", *words)
+    program = Program([*FEDMPQ, *words], folder / "server.log")
     try:
         wait_for_port(port, program)
         capsys.readouterr()

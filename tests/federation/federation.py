@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,9 @@ from numpy.typing import NDArray
 from fedmpq.cli.main import main
 from fedmpq.lab.experiment import Experiment, read_toml
 from fedmpq.lab.simulation import prepare, run
-from fedmpq.model.graph import Graph
-from fedmpq.server.blobs import open_blobs
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.store import Store
-from tests.federation.processes import PATIENCE, Program, free_port, wait_for_port
+from fedmpq.server.stored_run import StoredRun, read_stored_run
+from tools.programs import FEDMPQ, PATIENCE, Program, free_port, wait_for_port
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -78,9 +75,8 @@ class Federation:
 
     def start_server(self) -> Program:
         words = ["server", str(self.folder / "parts" / "run.toml"), *self._state_words()]
-        self.server = Program(
-            self.folder / "server.log", *words, "--listen", f"127.0.0.1:{self.port}", "--exit-when-done"
-        )
+        words += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-done"]
+        self.server = Program([*FEDMPQ, *words], self.folder / "server.log")
         wait_for_port(self.port, self.server)
         return self.server
 
@@ -97,7 +93,7 @@ class Federation:
 
     def start_board(self, number: int, port: int | None = None, *more: str) -> Program:
         log = self.folder / f"board-{number}.log"
-        self.boards[number] = Program(log, *self.board_words(number, port), *more)
+        self.boards[number] = Program([*FEDMPQ, *self.board_words(number, port), *more], log)
         return self.boards[number]
 
     def start_boards(self, port: int | None = None) -> None:
@@ -107,14 +103,16 @@ class Federation:
     def finish(self, patience: float = PATIENCE) -> Arrays:
         """Wait until every program ended well; the final W and side tensors."""
         assert self.server is not None
-        assert self.server.wait(patience) == 0, self.server.text()[-3000:]
+        assert self.server.wait(patience) == 0, self.server.last_words()
         for board in self.boards.values():
-            assert board.wait(20) == 0, board.text()[-3000:]
-        return self.model()
+            assert board.wait(20) == 0, board.last_words()
+        model = self.stored().model
+        weights = {f"weights/{name}": tensor for name, tensor in model.weights.items()}
+        return weights | {f"side/{name}": tensor for name, tensor in model.side.items()}
 
-    def model(self) -> Arrays:
-        """W and the side tensors as the server's folder has them."""
-        return read_model(self.state)
+    def stored(self) -> StoredRun:
+        """The run as the server's folder has it."""
+        return read_stored_run(StateFolder(self.state))
 
     def simulated(self) -> Arrays:
         """What `fedmpq simulate` ends with, given the same settings, data and budgets."""
@@ -140,25 +138,6 @@ class Federation:
     def _write_config(self, path: Path) -> None:
         settings = read_toml(path) | self.settings
         path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
-
-
-def read_model(state: Path) -> Arrays:
-    """The newest run's model as it is stored."""
-    with np.load(io.BytesIO(_read(state, "model"))) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def read_graph(state: Path) -> Graph:
-    return Graph.from_bytes(_read(state, "graph"))
-
-
-def _read(state: Path, blob: str) -> bytes:
-    folder = StateFolder(state)
-    store = Store.open(folder.database_url())
-    try:
-        return open_blobs(str(folder.blobs)).read(getattr(store.list_runs()[0], blob))
-    finally:
-        store.close()
 
 
 def assert_same(one: Arrays, other: Arrays) -> None:

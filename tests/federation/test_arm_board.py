@@ -9,8 +9,8 @@ import pytest
 
 from tests.arm.conftest import board, site  # noqa: F401
 from tests.federation.federation import Arrays, Federation, assert_same
-from tests.federation.processes import Program
 from tools.arm_board import CPUS, Board
+from tools.programs import Program
 
 BUDGETS = (2, 4, 8)
 SETTINGS = {"rounds": 2, "batch_size": 32}
@@ -32,10 +32,9 @@ def test_a_board_joins(tmp_path: Path, all_native: Arrays, board: Board, site: P
         federation.start_board(0)
         federation.start_board(2)
         federation.boards[1] = Program(
+            [board.launcher(cpu), "-m", "fedmpq.cli", *federation.board_words(1)],
             tmp_path / "arm.log",
-            *federation.board_words(1),
-            launcher=[str(board.launcher(cpu)), "-m", "fedmpq.cli"],
-            PYTHONPATH=f"{site}{os.pathsep}{Path(__file__).parents[2]}",
+            {"PYTHONPATH": f"{site}{os.pathsep}{Path(__file__).parents[2]}"},
         )
         assert_same(federation.finish(patience=240), all_native)
         assert "neon" in federation.boards[1].text()

@@ -34,6 +34,6 @@ def peak_after(folder: Path, capsys: pytest.CaptureFixture[str], clients: int) -
 
         assert asyncio.run(all_rounds()) == ["finished"] * clients
         assert all(sorted(one.receipts) == list(range(1, ROUNDS + 1)) for one in stand_ins)
-        peak = server.peak_mb()
+        peak = server.program.peak_mb()
         print(f"{clients} clients: {peak:.1f} MB")
         return peak

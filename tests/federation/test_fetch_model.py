@@ -11,7 +11,7 @@ import pytest
 
 from fedmpq.model.data import load
 from tests.federation.federation import Federation
-from tests.federation.processes import FEDMPQ, Program, wait_for_port
+from tools.programs import FEDMPQ, Program, wait_for_port
 
 pytest.importorskip("onnxruntime", reason='exporting needs `pip install "fedmpq[export]"`')
 
@@ -33,7 +33,7 @@ def test_a_board_fetches_its_own_model(tmp_path: Path) -> None:
 def _serve_again(federation: Federation) -> None:
     """Without a run to do, so that it stays."""
     words = ["server", "--state", str(federation.state), "--listen", f"127.0.0.1:{federation.port}"]
-    federation.server = Program(federation.folder / "again.log", *words)
+    federation.server = Program([*FEDMPQ, *words], federation.folder / "again.log")
     wait_for_port(federation.port, federation.server)
 
 

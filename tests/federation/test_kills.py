@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.federation.federation import Arrays, Federation, assert_same
-from tests.federation.processes import Program, wait_for_port
+from tools.programs import Program, wait_for_port
 from tools.tcp_proxy import Proxy
 
 BUDGETS = (2, 8)
@@ -57,7 +57,7 @@ def test_the_server_is_killed(
         federation.start_boards()
         for kill in range(1, KILLS + 1):
             wait(moments.uniform(0.0, 1.0), server, rounds=kill)
-            assert server.running, f"the run ended before kill {kill}: {server.text()[-3000:]}"
+            assert server.running, f"the run ended before kill {kill}: {server.last_words()}"
             server.kill()
             time.sleep(moments.uniform(0.0, 0.2))
             server.restart()

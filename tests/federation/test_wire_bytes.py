@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store import Member, Store
-from tests.federation.federation import Federation, read_graph
+from tests.federation.federation import Federation
 from tools.tcp_proxy import Proxy
 
 ROUNDS = 8
@@ -23,7 +23,7 @@ def test_a_round_costs_its_planes_and_side_tensors(tmp_path: Path) -> None:
             federation.finish()
             crossed = proxy.total
         member = only_member(federation)
-        graph = read_graph(federation.state)
+        graph = federation.stored().graph
     # At least 90 % of the 4 bits a weight were spent, so the ratio below is not against thin air.
     assert min(member.bytes_up, member.bytes_down) > 0.9 * ROUNDS * sum(graph.layer_sizes) / 2
     # A payload has half a percent more than its planes and side tensors; 1.03 against those is this:

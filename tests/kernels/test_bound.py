@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpq.kernels import bound, training
+from fedmpq.kernels import bound
 from fedmpq.kernels.tensors import Buffer, CodeUpdate, Conv, Counter, MomentumBuffer, StoredCodes
+from tests.kernels import training_calls as training
 
 
 def test_numbers_and_places_are_read_when_called() -> None:

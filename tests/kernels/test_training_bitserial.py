@@ -7,8 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmpq.kernels import training
+from fedmpq import kernels
+from fedmpq.kernels.tensors import Conv
 from fedmpq.model import grid
+from tests.kernels import training_calls as training
 from tests.kernels import training_reference as reference
 
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -16,9 +18,9 @@ per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], 
 
 @pytest.fixture
 def bit_serial() -> Iterator[None]:
-    training.force_bit_serial(7)
+    kernels.force_bit_serial(7)
     yield
-    training.force_bit_serial(-1)
+    kernels.force_bit_serial(-1)
 
 
 @st.composite
@@ -54,7 +56,7 @@ def test_forward_is_the_exact_sum(isa: str, problem: reference.Problem, threads:
 @pytest.mark.parametrize("bits", [1, 3, 7])
 def test_more_words_than_counts_fit_in_a_byte(isa: str, bits: int) -> None:
     """31 words of 64 inputs, all ones, fill a byte's counts; this has 90."""
-    conv = training.Conv(1, 5, 5, 640, 3, 3, 16, 3, 3, 1, 1, 0, 0, 1, 1, 1)
+    conv = Conv(1, 5, 5, 640, 3, 3, 16, 3, 3, 1, 1, 0, 0, 1, 1, 1)
     weights = np.full((16, 640, 3, 3), 2**bits - 1, np.int8)
     weights[::3] *= -1
     stored = np.full((1, 5, 5, 640), 15, np.uint8)
@@ -66,7 +68,7 @@ def test_more_words_than_counts_fit_in_a_byte(isa: str, bits: int) -> None:
 @pytest.mark.usefixtures("bit_serial")
 @pytest.mark.parametrize("even", [0, 2, -126])
 def test_weights_that_are_no_codes_take_the_other_way(isa: str, even: int) -> None:
-    conv = training.Conv(2, 4, 4, 16, 4, 4, 17, 3, 3, 1, 1, 1, 1, 1, 1, 1)
+    conv = Conv(2, 4, 4, 16, 4, 4, 17, 3, 3, 1, 1, 1, 1, 1, 1, 1)
     problem = reference.problem(conv, True, 0, 1, 3, extremes=False)
     problem.weights[:] = np.where(problem.weights == 0, 1, problem.weights)
     problem.weights[5, 3, 2, 1] = even

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedmpq import kernels
-from fedmpq.kernels import training
+from fedmpq.kernels.tensors import Conv
+from tests.kernels import training_calls as training
 from tests.kernels import training_reference as reference
 from tests.kernels.training_reference import Problem, problems
 
@@ -77,13 +78,11 @@ def test_weight_gradients_are_the_scaled_exact_sum(isa: str, problem: Problem, t
     np.testing.assert_array_equal(backward_weights(problem, scale, threads), expected.reshape(-1))
 
 
-def square(
-    images: int, size: int, channels: int, out_channels: int, stride: int, groups: int
-) -> training.Conv:
+def square(images: int, size: int, channels: int, out_channels: int, stride: int, groups: int) -> Conv:
     """A 3x3 convolution with padding 1."""
     out = reference.output_size(size, 3, stride, 1, 1)
     sizes = images, size, size, channels, out, out, out_channels
-    return training.Conv(*sizes, 3, 3, stride, stride, 1, 1, 1, 1, groups)
+    return Conv(*sizes, 3, 3, stride, stride, 1, 1, 1, 1, groups)
 
 
 SHAPES = [
@@ -100,7 +99,7 @@ SHAPES = [
 @pytest.mark.parametrize("pairs", [True, False])
 @pytest.mark.parametrize("weight_bits", [2, 4, 5, 6, 8])
 def test_instruction_sets_and_threads_agree_on_layers_of_real_size(
-    conv: training.Conv, pairs: bool, weight_bits: int
+    conv: Conv, pairs: bool, weight_bits: int
 ) -> None:
     """Long enough to pass every point where narrow sums are added to wide ones."""
     before = kernels.isa()
@@ -147,7 +146,7 @@ def test_nothing_saturates(isa: str, code: int, weight: int, error: int) -> None
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_more_images_than_32_bits_hold(isa: str, threads: int) -> None:
     """Six images of 100 x 100 greatest products fill them."""
-    conv = training.Conv(14, 100, 100, 2, 100, 100, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
+    conv = Conv(14, 100, 100, 2, 100, 100, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
     stored, errors = np.full((14, 100, 100, 2), 255, np.uint8), np.full((14, 100, 100, 1), -127, np.int8)
     problem = Problem(conv, stored, False, 0, np.ones((1, 2, 1, 1), np.int8), errors)
     gradient = backward_weights(problem, np.ones(1, np.float32), threads)
@@ -156,7 +155,7 @@ def test_more_images_than_32_bits_hold(isa: str, threads: int) -> None:
 
 def test_an_image_too_large_for_the_sums_of_weight_gradients_is_refused() -> None:
     side = 300  # 300 * 300 * 255 * 127 > 2^31
-    conv = training.Conv(1, side, side, 1, side, side, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
+    conv = Conv(1, side, side, 1, side, side, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
     problem = reference.problem(conv, False, 0, 8, 0, extremes=True)
     with pytest.raises(ValueError, match="too large"):
         backward_weights(problem, np.ones(1, np.float32), 1)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedmpq import kernels
-from fedmpq.kernels import training
+from fedmpq.kernels.tensors import Conv, Counter, Rescale, StoredCodes
+from tests.kernels import training_calls as training
 from tests.kernels.training_reference import halved, packed, unpacked, widened
 
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -22,7 +23,7 @@ class Layer:
 
     acc: NDArray[np.int32]  # (images, pixels, channels)
     error: NDArray[np.uint16]
-    rescale: training.Rescale
+    rescale: Rescale
     vectors: tuple[Floats, ...]  # norm, bias, gain, mean of g, mean of g * x
 
     @property
@@ -57,12 +58,12 @@ def random_layer(rng: np.random.Generator, shape: tuple[int, int, int], low: int
     shift[::2] = rng.choice([low, high, low + 0.5, high - 0.5], len(shift[::2]))
     error = halved((rng.normal(size=shape) * 10.0 ** rng.integers(-6, 3, shape)).astype(np.float32))
     vectors = tuple(rng.normal(size=channels).astype(np.float32) for _ in range(5))
-    return Layer(acc, error, training.Rescale(scale, shift, low, high), vectors)
+    return Layer(acc, error, Rescale(scale, shift, low, high), vectors)
 
 
 def requantized(layer: Layer, pairs: bool, threads: int) -> Array:
     images, pixels, channels = layer.acc.shape
-    size = training.StoredCodes.nbytes(images, pixels * channels, pairs)
+    size = StoredCodes.nbytes(images, pixels * channels, pairs)
     out = np.full(size, 0xEE, np.uint8)
     training.requantize(layer.acc, images, pixels, channels, layer.rescale, pairs, threads, out)
     return out
@@ -80,8 +81,8 @@ def test_requantize_rounds_half_to_even_and_clamps(isa: str, layer: Layer, pairs
 def backward_sums(layer: Layer, threads: int) -> Array:
     """Through a 1x1 convolution by the identity, which gives codes, 8 bits of them, back as accumulators."""
     images, pixels, channels = layer.acc.shape
-    conv = training.Conv(images, 1, pixels, channels, 1, pixels, channels, *(1,) * 4, 0, 0, 1, 1, 1)
-    codes = training.StoredCodes((layer.acc + 128).astype(np.uint8).reshape(-1), False, 128)
+    conv = Conv(images, 1, pixels, channels, 1, pixels, channels, *(1,) * 4, 0, 0, 1, 1, 1)
+    codes = StoredCodes((layer.acc + 128).astype(np.uint8).reshape(-1), False, 128)
     acc = np.empty(layer.acc.size, np.int32)
     identity = np.eye(channels, dtype=np.int8)
     sums = training.conv_backward_sums(
@@ -94,7 +95,7 @@ def backward_sums(layer: Layer, threads: int) -> Array:
 def small(layer: Layer, bits: int = 8) -> Layer:
     """The same with accumulators of so many bits, spread over the same range of t."""
     scale = (layer.rescale.scale * np.float32(2 ** (21 - bits))).astype(np.float32)
-    rescale = training.Rescale(scale, layer.rescale.shift, layer.rescale.low, layer.rescale.high)
+    rescale = Rescale(scale, layer.rescale.shift, layer.rescale.low, layer.rescale.high)
     return Layer((layer.acc >> (21 - bits)).astype(np.int32), layer.error, rescale, layer.vectors)
 
 
@@ -195,7 +196,7 @@ def test_backward_error_follows_the_formula(isa: str, layer: Layer, threads: int
     assert greatest == np.abs(widened(expected)).max()
 
 
-def random_bytes(images: int, count: int, counter: training.Counter, purpose: int) -> NDArray[np.uint8]:
+def random_bytes(images: int, count: int, counter: Counter, purpose: int) -> NDArray[np.uint8]:
     """`(images, count)`: whole blocks of 16 bytes for each image."""
     blocks = -(-count // 16)
     key = counter.seed, counter.client
@@ -206,7 +207,7 @@ def random_bytes(images: int, count: int, counter: training.Counter, purpose: in
     return np.stack(words).astype("<u4").view(np.uint8).reshape(images, -1)[:, :count]
 
 
-def quantized(error: Array, inverse: float, counter: training.Counter, threads: int) -> NDArray[np.int8]:
+def quantized(error: Array, inverse: float, counter: Counter, threads: int) -> NDArray[np.int8]:
     out = np.full(error.shape, 99, np.int8)
     images, count = error.shape
     training.quantize_error(error, images, count, inverse, counter, 3, threads, out)
@@ -225,7 +226,7 @@ def test_errors_are_rounded_stochastically(
     isa: str, images: int, count: int, inverse: float, seed: int, threads: int
 ) -> None:
     error = halved(np.random.default_rng(seed).normal(size=(images, count)).astype(np.float32))
-    counter = training.Counter(seed, 2, 3, 4, 5)
+    counter = Counter(seed, 2, 3, 4, 5)
     drawn = random_bytes(images, count, counter, 3).astype(np.float32)
     chance = (drawn + np.float32(0.5)) * np.float32(2**-8)
     moved = widened(error) * np.float32(inverse) + chance
@@ -236,7 +237,7 @@ def test_errors_are_rounded_stochastically(
 
 def test_stochastic_rounding_has_no_bias(isa: str) -> None:
     error = halved(np.full((1, 100_000), 0.735, np.float32))
-    codes = quantized(error, 10.0, training.Counter(1, 2, 3, 4, 5), 1)
+    codes = quantized(error, 10.0, Counter(1, 2, 3, 4, 5), 1)
     assert set(np.unique(codes)) == {7, 8}
     # Of 100,000 draws of deviation at most 1/2: five standard errors are 0.008.
     assert abs(codes.mean() - 10 * float(widened(error)[0, 0])) < 0.008
@@ -255,7 +256,7 @@ def test_instruction_sets_and_threads_agree_on_layers_of_real_size(shape: tuple[
         for threads in (1, 2, 3):
             error, greatest = backward_error(layer, threads)
             rows = error.reshape(shape[0], -1)
-            codes = quantized(rows, 127 / greatest, training.Counter(*range(5)), threads)
+            codes = quantized(rows, 127 / greatest, Counter(*range(5)), threads)
             stored = requantized(layer, True, threads)
             sums = kept_sums(small(layer, 16), threads)
             results.append((error.tobytes(), greatest, codes.tobytes(), stored.tobytes(), sums.tobytes()))

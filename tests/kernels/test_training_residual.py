@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmpq.kernels import training
+from fedmpq.kernels.tensors import Conv, StoredCodes
+from tests.kernels import training_calls as training
 from tests.kernels import training_reference as reference
 from tests.kernels.training_reference import halved, packed, unpacked, widened
 
@@ -17,16 +18,16 @@ seeds = st.integers(0, 2**32 - 1)
 scales = st.floats(2**-8, 2.0, width=32)
 
 
-def stored(rng: np.random.Generator, shape: tuple[int, ...], pairs: bool, zero: int) -> training.StoredCodes:
-    return training.StoredCodes(packed(rng.integers(0, 16 if pairs else 256, shape), pairs), pairs, zero)
+def stored(rng: np.random.Generator, shape: tuple[int, ...], pairs: bool, zero: int) -> StoredCodes:
+    return StoredCodes(packed(rng.integers(0, 16 if pairs else 256, shape), pairs), pairs, zero)
 
 
-def codes_of(codes: training.StoredCodes, images: int, count: int) -> NDArray[np.int64]:
+def codes_of(codes: StoredCodes, images: int, count: int) -> NDArray[np.int64]:
     return unpacked(codes.data, images, count, codes.pairs).astype(np.int64) - codes.zero
 
 
 @st.composite
-def operands(draw: st.DrawFn) -> tuple[int, int, tuple[training.StoredCodes, training.StoredCodes]]:
+def operands(draw: st.DrawFn) -> tuple[int, int, tuple[StoredCodes, StoredCodes]]:
     images, count = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 5, 16, 33, 64, 100]))
     rng = np.random.default_rng(draw(seeds))
     forms = [draw(st.sampled_from([(True, 0), (False, 0), (False, 128)])) for _ in range(2)]
@@ -45,7 +46,7 @@ def operands(draw: st.DrawFn) -> tuple[int, int, tuple[training.StoredCodes, tra
 )
 def test_add_quantizes_the_sum_and_remembers_what_was_clipped(
     isa: str,
-    drawn: tuple[int, int, tuple[training.StoredCodes, training.StoredCodes]],
+    drawn: tuple[int, int, tuple[StoredCodes, StoredCodes]],
     left_scale: float,
     right_scale: float,
     step: float,
@@ -53,7 +54,7 @@ def test_add_quantizes_the_sum_and_remembers_what_was_clipped(
     threads: int,
 ) -> None:
     (images, count, (left, right)), (low, high, pairs) = drawn, form
-    out = np.full(training.StoredCodes.nbytes(images, count, pairs), 0xEE, np.uint8)
+    out = np.full(StoredCodes.nbytes(images, count, pairs), 0xEE, np.uint8)
     states = np.full(images * ((count + 3) // 4), 0xEE, np.uint8)
     scaled = (left, left_scale, right, right_scale)
     training.add(*scaled, images, count, step, low, high, pairs, threads, out, states)
@@ -106,7 +107,7 @@ def test_errors_are_added_and_rounded(isa: str, count: int, seed: int) -> None:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> training.Conv:
+def pools(draw: st.DrawFn) -> Conv:
     """Windows of every kind whose padding is at most half of the kernel, which is all a graph allows."""
     sides = []
     for _ in range(2):
@@ -118,23 +119,23 @@ def pools(draw: st.DrawFn) -> training.Conv:
     sizes = (draw(st.integers(1, 3)), height, width, channels)
     outs = (reference.output_size(*sides[0]), reference.output_size(*sides[1]), channels)
     window = (kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w)
-    return training.Conv(*sizes, *outs, *window, 1, 1, 1)
+    return Conv(*sizes, *outs, *window, 1, 1, 1)
 
 
-def images_of(pool: training.Conv, pairs: bool, seed: int) -> tuple[training.StoredCodes, Array]:
+def images_of(pool: Conv, pairs: bool, seed: int) -> tuple[StoredCodes, Array]:
     """Few levels, so that windows have ties."""
     rng = np.random.default_rng(seed)
     shape = (pool.images, pool.height, pool.width, pool.channels)
     values = rng.integers(0, 4, shape) * (5 if pairs else 80)
-    return training.StoredCodes(packed(values, pairs), pairs, 0), values
+    return StoredCodes(packed(values, pairs), pairs, 0), values
 
 
-def errors_of(pool: training.Conv, seed: int) -> NDArray[np.uint16]:
+def errors_of(pool: Conv, seed: int) -> NDArray[np.uint16]:
     shape = (pool.images, pool.out_height, pool.out_width, pool.channels)
     return halved(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
-def each_window(pool: training.Conv) -> list[tuple[int, int, slice, slice]]:
+def each_window(pool: Conv) -> list[tuple[int, int, slice, slice]]:
     """Output pixels in order with the rows and columns under their windows, in padded coordinates."""
     return [
         (
@@ -148,19 +149,17 @@ def each_window(pool: training.Conv) -> list[tuple[int, int, slice, slice]]:
     ]
 
 
-def cropped(pool: training.Conv, wide: Array) -> Array:
+def cropped(pool: Conv, wide: Array) -> Array:
     return wide[:, pool.pad_h :, pool.pad_w :][:, : pool.height, : pool.width]
 
 
 @per_isa
 @given(pools(), st.booleans(), seeds, threads)
-def test_max_pool_and_its_backward_pass(
-    isa: str, pool: training.Conv, pairs: bool, seed: int, threads: int
-) -> None:
+def test_max_pool_and_its_backward_pass(isa: str, pool: Conv, pairs: bool, seed: int, threads: int) -> None:
     codes, values = images_of(pool, pairs, seed)
     wide = reference.padded(pool, values, fill=-1)
     expected = np.stack([window for _, _, window in reference.windows(pool, wide)]).max(axis=0)
-    out = np.full(training.StoredCodes.nbytes(pool.images, pool.outputs, pairs), 0xEE, np.uint8)
+    out = np.full(StoredCodes.nbytes(pool.images, pool.outputs, pairs), 0xEE, np.uint8)
     training.max_pool(pool, codes, threads, out)
     np.testing.assert_array_equal(out, packed(expected, pairs))
 
@@ -181,7 +180,7 @@ def test_max_pool_and_its_backward_pass(
 @given(pools(), st.booleans(), st.sampled_from([(0, 0, 255), (128, -128, 127)]), scales, seeds, threads)
 def test_average_pool_and_its_backward_pass(
     isa: str,
-    pool: training.Conv,
+    pool: Conv,
     pairs: bool,
     form: tuple[int, int, int],
     multiplier: float,
@@ -190,7 +189,7 @@ def test_average_pool_and_its_backward_pass(
 ) -> None:
     zero, low, high = (0, 0, 255) if pairs else form
     codes, values = images_of(pool, pairs, seed)
-    codes = training.StoredCodes(codes.data, pairs, zero)
+    codes = StoredCodes(codes.data, pairs, zero)
     wide = reference.padded(pool, values.astype(np.int64) - zero)
     sums = np.stack([window for _, _, window in reference.windows(pool, wide)]).sum(axis=0)
     scaled = np.clip(sums.astype(np.float32) * np.float32(multiplier), low, high)

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from fedmpq.edge_client import update
 from fedmpq.edge_client.momentum import Momentum, make_momentum
-from fedmpq.kernels import training
+from fedmpq.kernels.tensors import Counter, MomentumBuffer
 from fedmpq.model import grid
 from fedmpq.model.randomness import Draws, Purpose
+from tests.kernels import training_calls as training
 
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 Codes = NDArray[np.uint8]
@@ -30,8 +31,8 @@ class Rule:
     seed: int
 
     @property
-    def counter(self) -> training.Counter:
-        return training.Counter(self.seed, CLIENT, ROUND, LAYER, 0)
+    def counter(self) -> Counter:
+        return Counter(self.seed, CLIENT, ROUND, LAYER, 0)
 
 
 rules = st.builds(
@@ -70,9 +71,9 @@ def by_numpy(
 
 def by_kernel(
     rule: Rule, codes: Codes, gradient: Floats, step: Floats, rate: Floats, pull: Floats | None, at: int,
-    buffer: training.MomentumBuffer,
+    buffer: MomentumBuffer,
 ) -> bool:  # fmt: skip
-    counter = training.Counter(rule.seed, CLIENT, ROUND, LAYER, at)
+    counter = Counter(rule.seed, CLIENT, ROUND, LAYER, at)
     return training.update_codes(
         codes,
         gradient,
@@ -102,7 +103,7 @@ def test_three_updates_equal_numpy(isa: str, rule: Rule, shape: tuple[int, int],
     rate = rng.uniform(0.1, 2, shape[0]).astype(np.float32)
     pull = update.lasso_pull(codes, rule.bits, rule.lasso) if rule.lasso else None
     momentum = make_momentum(codes.size, rule.momentum, rule.momentum_bits)
-    buffer = training.MomentumBuffer.zeros(codes.size, rule.momentum_bits)
+    buffer = MomentumBuffer.zeros(codes.size, rule.momentum_bits)
     expected = codes.copy()
     for at in range(3):
         gradient = (rng.normal(size=codes.size) * size).astype(np.float32)
@@ -127,7 +128,7 @@ def test_the_papers_exponent_rounds_as_numpy_does(
     one = np.ones(1, np.float32)
     momentum = make_momentum(200, 0.0, 0)
     expected = by_numpy(rule, codes, direction, weightless, one, None, 0, momentum)
-    buffer = training.MomentumBuffer.zeros(200, 0)
+    buffer = MomentumBuffer.zeros(200, 0)
     assert by_kernel(rule, codes, direction, weightless, one, None, 0, buffer)
     np.testing.assert_array_equal(codes, expected)
 
@@ -140,7 +141,7 @@ def one_weight(rule: Rule, gradient: float, rate: float) -> tuple[int, int]:
     momentum = make_momentum(200, rule.momentum, rule.momentum_bits)
     with np.errstate(over="ignore"):
         expected = by_numpy(rule, codes, gradients, step, rates, None, 0, momentum)
-    buffer = training.MomentumBuffer.zeros(200, rule.momentum_bits)
+    buffer = MomentumBuffer.zeros(200, rule.momentum_bits)
     assert by_kernel(rule, codes, gradients, step, rates, None, 0, buffer)
     return int(codes.sum()), int(expected.sum())
 
@@ -164,7 +165,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(isa: str, bad: float, pap
     gradient[1999] = bad
     ones = np.ones(1, np.float32)
     rule = Rule(4, paper, 0.9, 32, 0.0, 1)
-    buffer = training.MomentumBuffer.zeros(2000, 32)
+    buffer = MomentumBuffer.zeros(2000, 32)
     assert not by_kernel(rule, codes, gradient, ones, ones, None, 0, buffer)
     assert (codes == 7).all()
     assert not buffer.codes.any()
@@ -174,7 +175,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(isa: str, bad: float, pap
 def test_a_momentum_that_overflows_is_told(isa: str, momentum_bits: int) -> None:
     codes, gradient, ones = np.full(200, 7, np.uint8), np.full(200, 3e38, np.float32), np.ones(1, np.float32)
     rule = Rule(4, False, 0.9, momentum_bits, 0.0, 1)
-    buffer = training.MomentumBuffer.zeros(200, momentum_bits)
+    buffer = MomentumBuffer.zeros(200, momentum_bits)
     assert by_kernel(rule, codes, gradient, ones, ones, None, 0, buffer)
     assert not by_kernel(rule, codes, gradient, ones, ones, None, 1, buffer)
 
@@ -182,7 +183,7 @@ def test_a_momentum_that_overflows_is_told(isa: str, momentum_bits: int) -> None
 def test_tables_and_steps_of_the_wrong_length_are_refused() -> None:
     codes, gradient, ones = np.full(6, 7, np.uint8), np.ones(6, np.float32), np.ones(1, np.float32)
     rule = Rule(4, True, 0.0, 0, 0.0, 1)
-    buffer = training.MomentumBuffer.zeros(6, 0)
+    buffer = MomentumBuffer.zeros(6, 0)
     with pytest.raises(ValueError, match="the Lasso's table has 7 entries; 4 bits need 8"):
         by_kernel(rule, codes, gradient, ones, ones, np.zeros(7, np.float32), 0, buffer)
     four = np.ones(4, np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmpq.kernels import training
+from fedmpq.kernels.tensors import Conv, StoredCodes
 
 Array = NDArray[Any]
 WEIGHT_BITS = range(1, 9)
@@ -51,7 +51,7 @@ def output_size(size: int, kernel: int, stride: int, pad: int, dilation: int) ->
     return (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def windows(conv: training.Conv, padded: Array) -> Iterator[tuple[int, int, Array]]:
+def windows(conv: Conv, padded: Array) -> Iterator[tuple[int, int, Array]]:
     """Each tap's row and column, and the view `(images, out_height, out_width, channels)` under it."""
     for r in range(conv.kernel_h):
         for s in range(conv.kernel_w):
@@ -61,12 +61,12 @@ def windows(conv: training.Conv, padded: Array) -> Iterator[tuple[int, int, Arra
             yield r, s, padded[:, rows, columns]
 
 
-def padded(conv: training.Conv, values: Array, fill: int = 0) -> Array:
+def padded(conv: Conv, values: Array, fill: int = 0) -> Array:
     pads = ((0, 0), (conv.pad_h, conv.pad_h), (conv.pad_w, conv.pad_w), (0, 0))
     return np.pad(values, pads, constant_values=fill)
 
 
-def group_weights(conv: training.Conv, weights: Array) -> Array:
+def group_weights(conv: Conv, weights: Array) -> Array:
     """`(out_channels, channels, row, column)` with zeros between groups."""
     inputs, outputs = conv.channels // conv.groups, conv.out_channels // conv.groups
     whole = np.zeros((conv.out_channels, conv.channels, conv.kernel_h, conv.kernel_w), np.int64)
@@ -76,7 +76,7 @@ def group_weights(conv: training.Conv, weights: Array) -> Array:
     return whole
 
 
-def conv_forward(conv: training.Conv, codes: Array, weights: Array) -> Array:
+def conv_forward(conv: Conv, codes: Array, weights: Array) -> Array:
     whole = group_weights(conv, weights)
     acc = np.zeros((conv.images, conv.out_height, conv.out_width, conv.out_channels), np.int64)
     for r, s, window in windows(conv, padded(conv, codes.astype(np.int64))):
@@ -84,7 +84,7 @@ def conv_forward(conv: training.Conv, codes: Array, weights: Array) -> Array:
     return acc
 
 
-def conv_backward_input(conv: training.Conv, errors: Array, weights: Array) -> Array:
+def conv_backward_input(conv: Conv, errors: Array, weights: Array) -> Array:
     whole = group_weights(conv, weights)
     wide = padded(conv, np.zeros((conv.images, conv.height, conv.width, conv.channels), np.int64))
     for r, s, window in windows(conv, wide):
@@ -92,7 +92,7 @@ def conv_backward_input(conv: training.Conv, errors: Array, weights: Array) -> A
     return wide[:, conv.pad_h :, conv.pad_w :][:, : conv.height, : conv.width]
 
 
-def conv_backward_weights(conv: training.Conv, codes: Array, errors: Array) -> Array:
+def conv_backward_weights(conv: Conv, codes: Array, errors: Array) -> Array:
     inputs, outputs = conv.channels // conv.groups, conv.out_channels // conv.groups
     sums = np.zeros((conv.out_channels, inputs, conv.kernel_h, conv.kernel_w), np.int64)
     for r, s, window in windows(conv, padded(conv, codes.astype(np.int64))):
@@ -107,7 +107,7 @@ def conv_backward_weights(conv: training.Conv, codes: Array, errors: Array) -> A
 class Problem:
     """A convolution with its codes, weights and quantized errors."""
 
-    conv: training.Conv
+    conv: Conv
     stored: NDArray[np.uint8]  # bytes `code + zero`
     pairs: bool
     zero: int
@@ -119,13 +119,11 @@ class Problem:
         return self.stored.astype(np.int64) - self.zero
 
     @property
-    def stored_codes(self) -> training.StoredCodes:
-        return training.StoredCodes(packed(self.stored, self.pairs), self.pairs, self.zero)
+    def stored_codes(self) -> StoredCodes:
+        return StoredCodes(packed(self.stored, self.pairs), self.pairs, self.zero)
 
 
-def problem(
-    conv: training.Conv, pairs: bool, zero: int, weight_bits: int, seed: int, extremes: bool
-) -> Problem:
+def problem(conv: Conv, pairs: bool, zero: int, weight_bits: int, seed: int, extremes: bool) -> Problem:
     """Random codes, weights of a `weight_bits` layer and errors; or each of them one of its two extremes."""
     rng = np.random.default_rng(seed)
     code, weight = 15 if pairs else 255, min(127, 2**weight_bits - 1)
@@ -148,7 +146,7 @@ def problem(
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> training.Conv:
+def convolutions(draw: st.DrawFn) -> Conv:
     """Odd shapes of every kind: depthwise, groups, strides, dilation, padding beyond the kernel's reach."""
     kind = draw(st.sampled_from(["dense", "dense", "groups", "depthwise", "pointwise"]))
     groups = draw(st.integers(2, 3)) if kind == "groups" else 1
@@ -158,7 +156,7 @@ def convolutions(draw: st.DrawFn) -> training.Conv:
         groups, inputs, outputs = draw(st.sampled_from([1, 5, 8, 16, 19, 33])), 1, 1
     sides = [_side(draw, kind == "pointwise") for _ in range(2)]
     (height, kernel_h, stride_h, pad_h, dilation_h), (width, kernel_w, stride_w, pad_w, dilation_w) = sides
-    return training.Conv(
+    return Conv(
         images=draw(st.integers(1, 3)),
         height=height,
         width=width,

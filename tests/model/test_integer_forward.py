@@ -715,7 +715,7 @@ def one_thread() -> Iterator[None]:
 def check_products(
     op: Conv2d | Linear, codes: NDArray[np.int32], weight: NDArray[np.int8], bound: int
 ) -> None:
-    from fedmpq.edge_client.torch_engine import integer_products
+    from tests.edge_client.torch_products import integer_products
 
     wide = weight.astype(np.int64)
     if isinstance(op, Linear):
@@ -789,7 +789,7 @@ def small_model() -> Model:
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 8, 250])
 def test_the_batch_size_changes_nothing(batch: int) -> None:
-    from fedmpq.edge_client.torch_engine import integer_products
+    from tests.edge_client.torch_products import integer_products
 
     program = small_model().program()
     images = random_images(program.graph, 7)
@@ -868,9 +868,9 @@ def test_values_are_dropped_after_their_last_reader(monkeypatch: pytest.MonkeyPa
 def test_numpy_and_torch_agree_on_the_zoo(name: str) -> None:
     import torch
 
-    from fedmpq.edge_client.torch_engine import integer_products
     from fedmpq.model import zoo
     from fedmpq.model.trace import initial_state, trace
+    from tests.edge_client.torch_products import integer_products
 
     torch.manual_seed(0)
     module = zoo.build(name, classes=10, channels=3)
@@ -894,10 +894,11 @@ def test_numpy_and_torch_agree_on_the_zoo(name: str) -> None:
 def test_a_trained_network_predicts_what_its_float_model_does() -> None:
     from fedmpq.edge_client.engine import make_engine
     from fedmpq.edge_client.local_round import run_local_round
-    from fedmpq.edge_client.torch_engine import full_precision_logits, integer_products
+    from fedmpq.edge_client.torch_engine import full_precision_logits
     from fedmpq.lab.experiment import Experiment
     from fedmpq.lab.simulation import prepare
     from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers, unpack_layers
+    from tests.edge_client.torch_products import integer_products
 
     prepared = prepare(Experiment(data="digits", model="digits_cnn"))
     graph, start = prepared.start.graph, prepared.start.model

@@ -1,7 +1,4 @@
-"""Integer training in C++, one call at a time: `include/fedmpq/training.h` states what is computed.
-
-What calls again and again with the same memory binds its arguments once instead (module `bound`).
-"""
+"""The training kernels, one call at a time: each is bound to its arguments, called, its results returned."""
 
 from __future__ import annotations
 
@@ -9,50 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.kernels import bound
-from fedmpq.kernels.library import library
-from fedmpq.kernels.tensors import (
-    MAX_TAPS,
-    MAX_THREADS,
-    MOMENTUM_BLOCK,
-    CodeUpdate,
-    Conv,
-    Counter,
-    Floats,
-    MomentumBuffer,
-    Rescale,
-    StoredCodes,
-)
-
-__all__ = [
-    "MAX_TAPS",
-    "MAX_THREADS",
-    "MOMENTUM_BLOCK",
-    "Conv",
-    "Counter",
-    "MomentumBuffer",
-    "Rescale",
-    "StoredCodes",
-    "add",
-    "add_errors",
-    "average_pool",
-    "average_pool_backward",
-    "backward_error",
-    "conv_backward_input",
-    "conv_backward_sums",
-    "conv_backward_weights",
-    "conv_forward",
-    "force_bit_serial",
-    "halve_errors",
-    "keep",
-    "kept_backward_sums",
-    "max_pool",
-    "max_pool_backward",
-    "pass_error",
-    "quantize_error",
-    "requantize",
-    "softmax_loss",
-    "update_codes",
-]
+from fedmpq.kernels.tensors import CodeUpdate, Conv, Counter, Floats, MomentumBuffer, Rescale, StoredCodes
 
 Bytes = NDArray[np.uint8]
 Sums = NDArray[np.int32]
@@ -71,11 +25,6 @@ def conv_forward(
     sums = np.empty((2, conv.out_channels if statistics else 0), np.float64)
     bound.conv_forward(conv, codes, weights, threads, acc, sums if statistics else None)()
     return sums
-
-
-def force_bit_serial(most_bits: int) -> None:
-    """Use the bit-serial form for 4-bit codes with weights of up to `most_bits`; -1: where it is faster."""
-    library.fedmpq_force_bit_serial(most_bits)
 
 
 def conv_backward_sums(
