@@ -6,15 +6,16 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmpq.cli.trained_run import TrainedRun, read_run
-from fedmpq.export.exporting import TARGETS, Deployed, Exported, LabelledImages, Target, export_model
+from fedmpq.export.exporting import Deployed, Exported, LabelledImages, export_model
 from fedmpq.export.format import ExportError
 from fedmpq.model.data import DataError
+from fedmpq.model.export_formats import FORMATS, Format
 from fedmpq.model.grid import MAX_BITS
+from fedmpq.server.method import Deployment
 from fedmpq.server.state import ClientRecord
 
 EPILOG = """examples:
@@ -27,16 +28,6 @@ fp32 in ONNX Runtime."""
 
 NO_CLIENT = -1
 COLUMNS = ("model", "bits", "bare bytes", "file bytes", "ratio", "ms", "x fp32", "accuracy", "agreement")
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """One model to export: the bit-widths that these clients were dealt."""
-
-    name: str
-    widths: tuple[int, ...]
-    clients: tuple[int, ...]
-    budget: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,10 +60,10 @@ def run_command(arguments: argparse.Namespace) -> int:
     run = read_run(arguments.run, arguments.run_name, arguments.blobs)
     tests = _tests(run)
     exported = []
-    for choice in _choices(run, arguments):
-        model = _deployed(run, choice)
+    for name, deployment in _chosen(run, arguments):
+        model = _deployed(run, deployment)
         for target in targets:
-            stem = arguments.out / choice.name
+            stem = arguments.out / name
             exported.append(export_model(model, target, stem, tests, not arguments.no_speed))
             if arguments.json:
                 print(json.dumps({"path": str(exported[-1].path), **exported[-1].card}), flush=True)
@@ -81,11 +72,11 @@ def run_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _targets(text: str) -> tuple[Target, ...]:
+def _targets(text: str) -> tuple[Format, ...]:
     wanted = [word.strip() for word in text.split(",") if word.strip()]
-    if not wanted or set(wanted) - set(TARGETS):
-        raise ExportError(f"--format {text!r} is none of {', '.join(TARGETS)} or both with a comma")
-    return tuple(target for target in TARGETS if target in wanted)
+    if not wanted or set(wanted) - set(FORMATS):
+        raise ExportError(f"--format {text!r} is none of {', '.join(FORMATS)} or both with a comma")
+    return tuple(target for target in FORMATS if target in wanted)
 
 
 def _tests(run: TrainedRun) -> LabelledImages | None:
@@ -108,13 +99,13 @@ def _tests(run: TrainedRun) -> LabelledImages | None:
     return LabelledImages(test.images, test.labels)
 
 
-def _choices(run: TrainedRun, arguments: argparse.Namespace) -> list[_Choice]:
+def _chosen(run: TrainedRun, arguments: argparse.Namespace) -> list[tuple[str, Deployment]]:
+    """The models to export, by the name their files get."""
     if arguments.budget is not None:
         if not 1 <= arguments.budget <= MAX_BITS:
             raise ExportError(f"--budget {arguments.budget:g} is outside 1..{MAX_BITS} bits per weight")
         anyone = ClientRecord(NO_CLIENT, arguments.budget, 1)
-        name = f"budget-{arguments.budget:g}"
-        return [_Choice(name, run.method.deal(run.model, anyone), (), arguments.budget)]
+        return [(f"budget-{arguments.budget:g}", run.method.deployments(run.model, [anyone])[0])]
     records = list(run.model.clients)
     if arguments.client is not None:
         records = [record for record in records if arguments.client in _known_as(run, record)]
@@ -122,14 +113,9 @@ def _choices(run: TrainedRun, arguments: argparse.Namespace) -> list[_Choice]:
             raise ExportError(
                 f"the run has no client {arguments.client}; it has {_listed(run.client_names.values())}"
             )
-    by_widths: dict[tuple[int, ...], list[ClientRecord]] = {}
-    for record in records:
-        by_widths.setdefault(run.method.deal(run.model, record), []).append(record)
     return [
-        _Choice(
-            run.client_names[same[0].client], widths, tuple(record.client for record in same), same[0].budget
-        )
-        for widths, same in by_widths.items()
+        (run.client_names[each.clients[0].client], each)
+        for each in run.method.deployments(run.model, records)
     ]
 
 
@@ -138,15 +124,14 @@ def _known_as(run: TrainedRun, record: ClientRecord) -> tuple[str, str]:
     return run.client_names[record.client], str(record.client)
 
 
-def _deployed(run: TrainedRun, choice: _Choice) -> Deployed:
-    layers = run.method.quantizer(run.model).layers(choice.widths)
+def _deployed(run: TrainedRun, deployment: Deployment) -> Deployed:
     facts = {
         "run": run.name,
         "round": run.model.round,
-        "clients": list(choice.clients),
-        "budget": choice.budget,
+        "clients": [record.client for record in deployment.clients if record.client != NO_CLIENT],
+        "budget": deployment.clients[0].budget,
     }
-    return Deployed(run.graph, layers, run.model.side, run.class_names, facts)
+    return Deployed(run.graph, deployment.layers, deployment.side, run.class_names, facts)
 
 
 def _table(exported: Sequence[Exported]) -> str:

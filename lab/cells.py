@@ -26,6 +26,7 @@ from fedmpq.edge_client.engine import EngineError, TrainingError
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, CheckpointError
 from fedmpq.lab.experiment import FLOAT_METHODS, Experiment, ExperimentError, make_experiment
+from fedmpq.lab.partition import PartitionError
 from fedmpq.lab.simulation import LOG_NAME, RoundResult
 from fedmpq.lab.workers import WorkerError
 from fedmpq.model.data import DataError
@@ -106,6 +107,15 @@ class Status:
 
 
 Watcher = Callable[[Status], None]
+_FAILURES = (
+    TrainingError,
+    EngineError,
+    WorkerError,
+    ExperimentError,
+    PartitionError,
+    CheckpointError,
+    DataError,
+)
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ def _failure(future: Future[None]) -> str | None:
             "a process that ran a cell died, most likely for want of memory; use fewer --workers and start "
             "again: finished rounds are kept"
         ) from None
-    except (TrainingError, EngineError, WorkerError, ExperimentError, CheckpointError, DataError) as error:
+    except _FAILURES as error:
         return " ".join(str(error).split())
     except OSError as error:
         return f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
 """Checkpoints: one file that holds all a run needs to go on, replaced as a whole after every round.
 
-An `.npz` archive: `graph` (the graph's bytes), `meta` (JSON), `weights/NAME` and `side/NAME`.
+An `.npz` archive: `graph` (the graph's bytes), `meta` (JSON), and tensors as server.model_archive has them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from fedmpq.lab.experiment import Experiment, make_experiment
 from fedmpq.model.graph import Graph
+from fedmpq.server.model_archive import Tensors
 from fedmpq.server.state import ClientRecord, GlobalModel
 
 FORMAT = 1
@@ -45,15 +46,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "bit_widths": model.bit_widths,
         "clients": [asdict(client) for client in model.clients],
     }
-    arrays: dict[str, Any] = {f"weights/{name}": tensor for name, tensor in model.weights.items()}
-    arrays |= {f"side/{name}": tensor for name, tensor in model.side.items()}
     target, partial = folder / FILE_NAME, folder / f".{FILE_NAME}.partial"
     with partial.open("wb") as file:
         np.savez(
             file,
             graph=_as_array(checkpoint.graph.to_bytes()),
             meta=_as_array(json.dumps(meta).encode()),
-            **arrays,
+            **Tensors.of(model).to_arrays(),
         )
         file.flush()
         os.fsync(file.fileno())
@@ -89,26 +88,15 @@ def _from_arrays(meta: dict[str, Any], arrays: dict[str, Any]) -> Checkpoint:
         ClientRecord(**{**record, "dealt": _widths(record["dealt"]), "returned": _widths(record["returned"])})
         for record in meta["clients"]
     )
-    model = GlobalModel(
-        round=meta["round"],
-        weights={
-            name.removeprefix("weights/"): a for name, a in arrays.items() if name.startswith("weights/")
-        },
-        side={name.removeprefix("side/"): a for name, a in arrays.items() if name.startswith("side/")},
-        bit_widths=tuple(meta["bit_widths"]),
-        clients=clients,
-    )
     graph = Graph.from_bytes(bytes(arrays["graph"]))
+    tensors = Tensors.from_arrays(graph, arrays)
+    model = tensors.after(meta["round"], tuple(meta["bit_widths"]), clients)
     return Checkpoint(make_experiment(meta["experiment"]), graph, model, tuple(meta["class_names"]))
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    """The model is of the graph, and the clients are of the experiment."""
+    """The clients are of the experiment, and their bit-widths of the graph."""
     graph, model = checkpoint.graph, checkpoint.model
-    _check_tensors(
-        "weights", model.weights, {node.name: graph.weight_shape(node.name) for node in graph.layers}
-    )
-    _check_tensors("side", model.side, graph.side_shapes())
     if tuple(client.budget for client in model.clients) != checkpoint.experiment.budgets:
         raise CheckpointError("its clients are not those of its experiment")
     for widths in (
@@ -117,16 +105,6 @@ def _check(checkpoint: Checkpoint) -> None:
     ):
         if len(widths) != len(graph.layers):
             raise CheckpointError(f"{len(widths)} bit-widths for {len(graph.layers)} layers")
-
-
-def _check_tensors(kind: str, tensors: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    for name in sorted(tensors.keys() ^ shapes.keys()):
-        raise CheckpointError(f"{kind}/{name} is {'missing' if name in shapes else 'not in the graph'}")
-    for name, tensor in tensors.items():
-        if tensor.shape != shapes[name] or tensor.dtype != np.float32:
-            raise CheckpointError(
-                f"{kind}/{name} is {tensor.dtype} {tensor.shape}, not float32 {shapes[name]}"
-            )
 
 
 def _as_array(data: bytes) -> Any:

@@ -57,6 +57,8 @@ class Experiment:
     alpha: float = 0.5
     rounds: int = 50
     participation: float = 0.5
+    evaluate_every: int = 1
+    """Rounds from one evaluation to the next; the last round always has one."""
     seed: int = 0
     engine: str = DEFAULT_ENGINE
     epochs: int = 5
@@ -65,7 +67,7 @@ class Experiment:
     momentum: float = 0.9
     momentum_bits: int = 32
     weight_decay: float = 5e-4
-    code_learning_rate: float = 0.01
+    code_learning_rate: float = 0.1
     lasso: float = 0.01
     prune_density: float = 0.03
     pad: int = 0
@@ -75,6 +77,8 @@ class Experiment:
     step_rule: StepRule | None = None
     merge: Merge | None = None
     per_channel: bool = False
+    averaging: float | None = None
+    moved_statistics: bool | None = None
 
     def __post_init__(self) -> None:
         self._check_words()
@@ -107,10 +111,12 @@ class Experiment:
             raise ExperimentError(f"alpha = {self.alpha} must be positive (inf for an even split)")
         if not 0 < self.participation <= 1:
             raise ExperimentError(f"participation = {self.participation} is outside 0 < participation <= 1")
-        for name in ("rounds", "size", "train_limit", "test_limit"):
+        for name in ("rounds", "evaluate_every", "size", "train_limit", "test_limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ExperimentError(f"{name} = {value} is too small; the least is 1")
+        if self.averaging is not None and not 0 <= self.averaging < 1:
+            raise ExperimentError(f"averaging = {self.averaging} is outside 0 <= averaging < 1")
         for name in ("learning_rate", "code_learning_rate"):
             if getattr(self, name) > _MAX_FLOAT32:
                 raise ExperimentError(f"{name} = {getattr(self, name)} is beyond single precision")
@@ -162,6 +168,8 @@ class Experiment:
             step_rule=self.step_rule,
             merge=self.merge,
             per_channel=self.per_channel,
+            averaging=self.averaging,
+            moved_statistics=self.moved_statistics,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -219,7 +227,9 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "int | None": ((int, type(None)), "a whole number"),
     "float": ((int, float), "a number"),
+    "float | None": ((int, float, type(None)), "a number"),
     "bool": ((bool,), "true or false"),
+    "bool | None": ((bool, type(None)), "true or false"),
 }
 _WORD = ((str, type(None)), "a word in quotes")
 
@@ -234,7 +244,7 @@ def _typed(name: str, value: Any) -> Any:
     kinds, wanted = _KINDS.get(annotation, _WORD)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ExperimentError(f"{name} = {value!r} is not {wanted}")
-    return _as_float(name, value) if annotation == "float" else value
+    return _as_float(name, value) if annotation.startswith("float") and value is not None else value
 
 
 def _budgets(value: Any) -> tuple[float, ...]:

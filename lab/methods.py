@@ -98,13 +98,10 @@ class QuantizedSimulation:
 
     def probes(self, model: GlobalModel) -> list[Probe]:
         """`W`, and each distinct assignment once."""
-        by_widths: dict[tuple[int, ...], list[int]] = {}
-        for client in model.clients:
-            by_widths.setdefault(self._method.deal(model, client), []).append(client.client)
-        quantizer = self._method.quantizer(model)
-        return [Probe((), model.side, weights=model.weights)] + [
-            Probe(tuple(clients), model.side, layers=pack_layers(quantizer.layers(widths)))
-            for widths, clients in by_widths.items()
+        final = self._method.final(model)
+        return [Probe((), final.side, weights=final.weights)] + [
+            Probe(tuple(client.client for client in each.clients), each.side, layers=pack_layers(each.layers))
+            for each in self._method.deployments(model, model.clients)
         ]
 
     def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]:

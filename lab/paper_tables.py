@@ -90,6 +90,24 @@ ABLATION_ROWS = (
     ),
     _method("fedmpq", "all (FedMPQ)"),
 )
+PARTS_OF_BEST = (
+    BEST,
+    *(
+        _method(key, title, **{**BEST.settings, **settings})
+        for key, title, settings in (
+            ("last", "devices run the last W, not the moving average", {"averaging": 0.0}),
+            ("statistics", "BatchNorm's statistics stay W's", {"moved_statistics": False}),
+            ("models", "whole models averaged, not their changes", {"merge": "models"}),
+            ("max", "steps by the greatest weight, not by least error", {"step_rule": "max"}),
+            ("alg2", "bits dealt by Alg. 2, not by least error", {"deal": "pruning_growing"}),
+            ("slow", "η_eff = 0.01, not 0.1", {"code_learning_rate": 0.01}),
+            ("unpruned", "no Lasso, no pruning", {"lasso": 0.0, "prune_density": 0.0}),
+            ("channels", "one step per output channel", {"per_channel": True}),
+        )
+    ),
+    _method("fedmpq", "FedMPQ (paper)"),
+)
+"""The best profile, and with one part exchanged at a time."""
 EPOCH_METHODS = tuple(row for row in METHODS if row.key in ("fp32", "fpq8", "aqfl", "fedmpq"))
 
 ALPHAS = (0.1, 0.5, 1.0)
@@ -241,6 +259,14 @@ def epochs_figure(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequ
     )
 
 
+def parts_of_best(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequence[int]) -> Table:
+    """Not in the paper: what each part of the best profile is worth."""
+    alpha = _one_alpha("best", alphas)
+    title = f"Parts of the best profile, {data_set.title}"
+    columns = (_alpha_column(alpha),)
+    return Table("best", title, data_set, PARTS_OF_BEST, columns, "parts", "label skew α", "bars")
+
+
 TableMaker = Callable[[DataSet, Sequence[float], Sequence[int]], Table]
 TABLES: dict[str, TableMaker] = {
     "table1": table1,
@@ -248,6 +274,7 @@ TABLES: dict[str, TableMaker] = {
     "table3": table3,
     "table4": table4,
     "epochs": epochs_figure,
+    "best": parts_of_best,
 }
 
 

@@ -14,6 +14,10 @@ ALPHA_RANGE = (1e-3, 1e6)
 Indices = NDArray[np.int64]
 
 
+class PartitionError(ValueError):
+    """Images that cannot be dealt as asked."""
+
+
 def dirichlet_partition(
     labels: NDArray[np.int64], clients: int, alpha: float, seed: int, min_per_client: int = 1
 ) -> list[Indices]:
@@ -45,13 +49,13 @@ def class_histogram(labels: NDArray[np.int64], parts: Sequence[Indices], classes
 def _check(labels: NDArray[np.int64], clients: int, alpha: float, min_per_client: int) -> None:
     low, high = ALPHA_RANGE
     if clients < 1 or min_per_client < 0:
-        raise ValueError(
+        raise PartitionError(
             f"{clients} clients of at least {min_per_client} images: at least 1 client and 0 images needed"
         )
     if not (low <= alpha <= high or alpha == math.inf):
-        raise ValueError(f"alpha is {alpha}, must lie in {low:g}..{high:g}, or be inf for an even split")
+        raise PartitionError(f"alpha is {alpha}, must lie in {low:g}..{high:g}, or be inf for an even split")
     if labels.ndim != 1 or len(labels) < max(1, clients * min_per_client):
-        raise ValueError(
+        raise PartitionError(
             f"labels of shape {labels.shape} cannot give {clients} clients {min_per_client} images each: "
             "use fewer clients or a smaller min_per_client"
         )
@@ -67,7 +71,7 @@ def _draw_cuts(
         cuts[:, -1] = sizes  # the sum of the shares may round to just below 1
         if np.diff(cuts, prepend=0, axis=1).sum(axis=0).min() >= min_per_client:
             return cuts
-    raise ValueError(
+    raise PartitionError(
         f"no draw of {MAX_DRAWS} gave each of {clients} clients {min_per_client} of {sizes.sum()} images at "
         f"alpha = {alpha:g}: use fewer clients, a larger alpha or a smaller min_per_client"
     )

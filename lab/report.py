@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from fedmpq.lab.simulation import RoundResult
+from fedmpq.lab.simulation import Accuracies, RoundResult
 from fedmpq.model.grid import MAX_BITS
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NO_VALUE = "–"
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over the last rounds of one run: accuracies jump from round to round, at few bits above all."""
+    """Means over the last rounds evaluated: accuracies jump from round to round, at few bits above all."""
 
     accuracy: float
     deployed: dict[str, float]
@@ -30,12 +30,17 @@ class Summary:
 
     @classmethod
     def of(cls, results: Sequence[RoundResult], tail: int) -> Summary:
-        last = results[-tail:]
+        last = [accuracies for _, accuracies in evaluated(results)][-tail:]
         return cls(
             accuracy=float(np.mean([result.accuracy for result in last])),
             deployed={b: float(np.mean([result.deployed[b] for result in last])) for b in last[-1].deployed},
             mean_deployed=float(np.mean([result.mean_deployed for result in last])),
         )
+
+
+def evaluated(results: Sequence[RoundResult]) -> list[tuple[int, Accuracies]]:
+    """The rounds whose models were evaluated."""
+    return [(result.round, result.accuracies) for result in results if result.accuracies is not None]
 
 
 def percent(share: float) -> str:
@@ -53,12 +58,13 @@ def size(nbytes: float) -> str:
 
 def round_line(result: RoundResult, rounds: int) -> str:
     """One round in one line."""
-    budgets = "  ".join(f"{budget}b {percent(share)}" for budget, share in result.deployed.items())
-    return (
-        f"round {result.round:>{len(str(rounds))}}/{rounds}  W {percent(result.accuracy)}  "
-        f"{budgets + '  ' if budgets else ''}mean {percent(result.mean_deployed)}  loss {result.loss:.3f}  "
-        f"up {size(result.bytes_up)}  {result.seconds:.1f} s"
-    )
+    parts = [f"round {result.round:>{len(str(rounds))}}/{rounds}"]
+    if (shares := result.accuracies) is not None:
+        parts.append(f"W {percent(shares.accuracy)}")
+        parts += [f"{budget}b {percent(share)}" for budget, share in shares.deployed.items()]
+        parts.append(f"mean {percent(shares.mean_deployed)}")
+    parts += [f"loss {result.loss:.3f}", f"up {size(result.bytes_up)}", f"{result.seconds:.1f} s"]
+    return "  ".join(parts)
 
 
 def summary_table(summaries: Mapping[str, Sequence[Summary]], tail: int) -> Table:
@@ -92,23 +98,28 @@ def plot_run(results: Sequence[RoundResult], layer_names: Sequence[str], title: 
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    budgets = list(results[-1].deployed)
+    shares = evaluated(results)
+    budgets = list(shares[-1][1].deployed)
     height = max(4.2, 1.5 + 0.18 * len(layer_names)) if budgets else 4.2
     figure = Figure(figsize=(12.0 if budgets else 6.5, height), layout="constrained")
     axes: Any = figure.subplots(1, 2 if budgets else 1, squeeze=False)[0]
-    rounds = [result.round for result in results]
+    rounds = [number for number, _ in shares]
     # In the colours of the heat map: a budget is a number of bits too.
     for budget in budgets:
-        values = [100 * result.deployed[budget] for result in results]
+        values = [100 * share.deployed[budget] for _, share in shares]
         color = colormaps[_COLORS]((float(budget) - 1) / (MAX_BITS - 1))
         axes[0].plot(rounds, values, color=color, label=f"{budget} bit, deployed", **_line(rounds))
     axes[0].plot(
-        rounds, [100 * r.accuracy for r in results], "k--", label="W (full precision)", **_line(rounds)
+        rounds,
+        [100 * share.accuracy for _, share in shares],
+        "k--",
+        label="W (full precision)",
+        **_line(rounds),
     )
     _accuracy_axes(axes[0])
     if budgets:
         widths = np.array([result.bit_widths for result in results]).T
-        _heat_map(axes[1], widths, rounds, layer_names)
+        _heat_map(axes[1], widths, [result.round for result in results], layer_names)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 
@@ -120,10 +131,11 @@ def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: 
     figure = Figure(figsize=(12.0, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for method, seeds in runs.items():
-        rounds = [result.round for result in seeds[0]]
+        rounds = [number for number, _ in evaluated(seeds[0])]
+        shares = [[share for _, share in evaluated(seed)] for seed in seeds]
         for axes, values in (
-            (left, [[100 * result.mean_deployed for result in seed] for seed in seeds]),
-            (right, [[100 * result.accuracy for result in seed] for seed in seeds]),
+            (left, [[100 * share.mean_deployed for share in seed] for seed in shares]),
+            (right, [[100 * share.accuracy for share in seed] for seed in shares]),
         ):
             (line,) = axes.plot(rounds, np.mean(values, axis=0), label=method, **_line(rounds))
             low, high = np.min(values, axis=0), np.max(values, axis=0)

@@ -41,6 +41,18 @@ simulation's folder each), data/, and for each table .md, .csv, .json and
 .png. The same command goes on where it was stopped; tables share what they
 have in common when they share --out."""
 
+CELL_SETTINGS = (
+    "prune_density",
+    "lasso",
+    "code_learning_rate",
+    "deal",
+    "step_rule",
+    "merge",
+    "per_channel",
+    "averaging",
+    "moved_statistics",
+)
+"""In what cells of a scale may differ besides method, skew, epochs, clients and seed."""
 ON_CTRL_C = 130
 UNBOUNDED_WIDTH = 200
 
@@ -60,7 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Run the paper's tables, or its figure of local epochs, at a scale of your choice."
     parser.epilog = EPILOG
-    parser.add_argument("table", choices=tuple(TABLES), help="which table; epochs is the figure")
+    parser.add_argument(
+        "table",
+        choices=tuple(TABLES),
+        help="which table; epochs is the figure, best the parts of our profile",
+    )
     parser.add_argument(
         "--data", nargs="+", required=True, metavar="DIR", help="the data sets, as fedmpq simulate takes them"
     )
@@ -135,9 +151,12 @@ def cell_name(data_set: DataSet, experiment: Experiment) -> str:
     parts = [data_set.key, experiment.label, f"alpha{experiment.alpha:g}", f"epochs{experiment.epochs}"]
     if experiment.clients != len(PAPER_BUDGETS):
         parts.append(f"clients{experiment.clients}")
-    for name in ("prune_density", "lasso"):
-        if getattr(experiment, name) != getattr(paper, name):
-            parts.append(f"{name.replace('_', '-')}{getattr(experiment, name):g}")
+    for name in CELL_SETTINGS:
+        value = getattr(experiment, name)
+        if value != getattr(paper, name):
+            parts.append(
+                f"{name.replace('_', '-')}{value:g}" if isinstance(value, float) else f"{name}-{value}"
+            )
     return "-".join([*parts, f"seed{experiment.seed}"])
 
 
@@ -304,8 +323,9 @@ def _seeds_note(seeds: Sequence[int]) -> str:
 def _score_note(seeds: Sequence[int]) -> str:
     spread = "; mean of the seeds, ± half the span between them" if len(seeds) > 1 else ""
     return (
-        f"top-1 test accuracy in %, mean of the last {TAIL} rounds, {_seeds_note(seeds)}{spread}. Deployed: "
-        "the integer models the devices run, mean over all clients. W: the full-precision global model"
+        f"top-1 test accuracy in %, mean of the last {TAIL} rounds evaluated, {_seeds_note(seeds)}{spread}. "
+        "Deployed: the integer models that devices run, mean over all clients. W: the global model in full "
+        "precision"
     )
 
 

@@ -15,7 +15,7 @@ from fedmpq.lab.paper_tables import DataSet
 ScaleName = Literal["small", "medium", "paper"]
 SCALE_NAMES: tuple[ScaleName, ...] = get_args(ScaleName)
 TAIL = 3
-"""A cell's score is the mean of so many last rounds."""
+"""A cell's score is the mean of so many last rounds evaluated."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ SCALES: dict[ScaleName, Scale] = {
     "small": Scale(
         "small",
         size=16,
-        cut=Cut(train_limit=5000, test_limit=1000, rounds=20, epochs=2),
+        cut=Cut(train_limit=10000, test_limit=2000, rounds=20, epochs=2),
         local_epochs=(1, 2, 4, 6, 8),
         own_cuts={"tiny-imagenet": Cut(train_limit=10100, test_limit=1010, rounds=20, epochs=2)},
+        settings={"evaluate_every": 2},
     ),
     "medium": Scale(
         "medium",

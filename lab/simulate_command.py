@@ -117,6 +117,7 @@ def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     option(fleet, "--alpha", type=float, help="Dirichlet concentration of classes; inf: an even split")
     option(fleet, "--participation", type=float, help="share of the clients in each round")
     option(fleet, "--rounds", type=int, help="number of rounds")
+    option(fleet, "--evaluate-every", type=int, help="rounds from one evaluation to the next")
     option(fleet, "--seed", type=int, help="seed of everything random")
 
     local = parser.add_argument_group("local training")
@@ -138,6 +139,13 @@ def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     option(expert, "--step-rule", choices=get_args(StepRule), help="how steps are chosen")
     option(expert, "--merge", choices=get_args(Merge), help="average models, or their changes")
     option(expert, "--per-channel", action=argparse.BooleanOptionalAction, help="one step per output channel")
+    option(expert, "--averaging", type=float, help="decay of the moving average that devices run; 0: none")
+    option(
+        expert,
+        "--moved-statistics",
+        action=argparse.BooleanOptionalAction,
+        help="BatchNorm's statistics follow the quantized weights",
+    )
 
 
 def run_command(arguments: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +35,43 @@ LOG_NAME = "rounds.jsonl"
 
 
 @dataclass(frozen=True)
-class RoundResult:
-    """What is reported after every round. Accuracies are shares of the test set."""
+class Accuracies:
+    """Shares of the test set."""
 
-    round: int
     accuracy: float
     """Of the full-precision global model `W`."""
     deployed: dict[str, float]
     """By budget: the mean accuracy of the integer models its clients run; empty for float methods."""
     mean_deployed: float
     """Mean over all clients of the accuracy of the model their device runs."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What is reported after every round."""
+
+    round: int
+    accuracies: Accuracies | None
+    """None in a round whose model was not evaluated."""
     loss: float
     bytes_up: int
     bytes_down: int
     clients: tuple[int, ...]
     bit_widths: tuple[int, ...]
     seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat, as a line of the log has it."""
+        record = asdict(self)
+        return {"round": record.pop("round"), **(record.pop("accuracies") or {}), **record}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> RoundResult:
+        rest = dict(record)
+        names = [field.name for field in fields(Accuracies)]
+        accuracies = Accuracies(**{name: rest.pop(name) for name in names}) if "accuracy" in rest else None
+        rest |= {name: tuple(rest[name]) for name in ("clients", "bit_widths")}
+        return cls(accuracies=accuracies, **rest)
 
 
 @dataclass(frozen=True)
@@ -127,7 +148,7 @@ def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> l
         while model.round < experiment.rounds:
             model, result = _round(method, model, experiment, pool, listener)
             # The log first: a result without its checkpoint is cut off on resuming; the reverse is lost.
-            _append(folder / LOG_NAME, _log_line("round", asdict(result)))
+            _append(folder / LOG_NAME, _log_line("round", result.to_dict()))
             save_checkpoint(folder, replace(checkpoint, model=model))
             results.append(result)
             listener(
@@ -147,8 +168,8 @@ def read_log(folder: Path) -> list[RoundResult]:
             continue  # a line cut off by a crash; its round is not in the checkpoint and runs again
         try:
             if record.pop("type") == "round":
-                record |= {name: tuple(record[name]) for name in ("clients", "bit_widths")}
-                results[record["round"]] = RoundResult(**record)
+                result = RoundResult.from_dict(record)
+                results[result.round] = result
         except (AttributeError, LookupError, TypeError):
             raise ExperimentError(f"{path}, line {number}: not a line of this version's log") from None
     return [results[number] for number in sorted(results)]
@@ -177,12 +198,9 @@ def _data(experiment: Experiment) -> tuple[Dataset, Dataset, tuple[NDArray[np.in
         test_limit=experiment.test_limit,
         size=experiment.size,
     )
-    try:
-        parts = dirichlet_partition(
-            train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES
-        )
-    except ValueError as error:
-        raise ExperimentError(str(error)) from None
+    parts = dirichlet_partition(
+        train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES
+    )
     return train, test, tuple(parts)
 
 
@@ -201,15 +219,11 @@ def _round(
     # They come as they are ready; a sum in that order would differ in its last bits from run to run.
     updates.sort(key=lambda update: update.client)
     merged = method.merge(model, updates)
-    probes = method.probes(merged)
-    accuracies = pool.accuracies(probes)
-    deployed, mean = _deployed(probes, accuracies, merged.clients)
+    wanted = number % experiment.evaluate_every == 0 or number == experiment.rounds
     samples = {client.client: client.samples for client in model.clients}
     return merged, RoundResult(
         round=number,
-        accuracy=accuracies[0],
-        deployed=deployed if experiment.method in QUANTIZED_METHODS else {},
-        mean_deployed=mean,
+        accuracies=_evaluate(method, merged, experiment, pool) if wanted else None,
         loss=float(np.average([u.loss for u in updates], weights=[samples[u.client] for u in updates])),
         bytes_up=sum(update.nbytes for update in updates),
         bytes_down=sum(assignment.nbytes for assignment in assignments),
@@ -217,6 +231,13 @@ def _round(
         bit_widths=merged.bit_widths,
         seconds=time.monotonic() - started,
     )
+
+
+def _evaluate(method: Method, model: GlobalModel, experiment: Experiment, pool: WorkerPool) -> Accuracies:
+    probes = method.probes(model)
+    shares = pool.accuracies(probes)
+    deployed, mean = _deployed(probes, shares, model.clients)
+    return Accuracies(shares[0], deployed if experiment.method in QUANTIZED_METHODS else {}, mean)
 
 
 def _deployed(
@@ -238,7 +259,10 @@ def _write_log(folder: Path, experiment: Experiment, results: Sequence[RoundResu
     """Beside the old one, then renamed: a crash must not cost the rounds before."""
     partial = folder / f".{LOG_NAME}.partial"
     partial.unlink(missing_ok=True)
-    lines = [_log_line("experiment", experiment.to_dict()), *(_log_line("round", asdict(r)) for r in results)]
+    lines = [
+        _log_line("experiment", experiment.to_dict()),
+        *(_log_line("round", r.to_dict()) for r in results),
+    ]
     _append(partial, "".join(lines))
     partial.replace(folder / LOG_NAME)
 

@@ -25,10 +25,6 @@ EPILOG = """example:
 Writes client-0.npz and so on, test.npz for the server, and run.toml, a run to begin from."""
 
 
-class SplitError(ValueError):
-    """A data set that cannot be divided as asked."""
-
-
 @dataclass(frozen=True)
 class _Division:
     train: Dataset
@@ -79,12 +75,9 @@ def _divide(arguments: argparse.Namespace) -> _Division:
         test_limit=arguments.test_limit,
         size=arguments.size,
     )
-    try:
-        parts = dirichlet_partition(
-            train.labels, arguments.clients, arguments.alpha, arguments.seed, min_per_client=MIN_SAMPLES
-        )
-    except ValueError as error:
-        raise SplitError(str(error)) from None
+    parts = dirichlet_partition(
+        train.labels, arguments.clients, arguments.alpha, arguments.seed, min_per_client=MIN_SAMPLES
+    )
     return _Division(train, test, [train.subset(part) for part in parts])
 
 

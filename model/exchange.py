@@ -35,7 +35,7 @@ class TrainingPlan:
     """How the momentum of the codes is kept: 0 not at all, 8 in blocks with a shared scale, 32 in float."""
     weight_decay: float = 5e-4
     update: UpdateRule = "paper"
-    code_learning_rate: float = 0.01
+    code_learning_rate: float = 0.1
     """`eta_eff` of the "rounded" rule; the "paper" rule has its own, much smaller, effective rate."""
     lasso: float = 0.01
     prune_density: float | None = 0.03

@@ -14,16 +14,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedmpq.model.data import DataError, Dataset
-from fedmpq.model.exchange import MIN_SAMPLES, Update, pack_layers, rounded_side
+from fedmpq.model.exchange import MIN_SAMPLES, Update, pack_layers
 from fedmpq.model.exchange_wire import decode_update, encode_model, model_bytes_bound
 from fedmpq.model.graph import Graph
-from fedmpq.model.quantized import Side
 from fedmpq.server.blobs import Blobs, Outgoing
 from fedmpq.server.evaluation import by_budget, deployed_accuracies, reported_accuracies
 from fedmpq.server.hub import Announcement
 from fedmpq.server.logs import say
 from fedmpq.server.method import QuantizedMethod, RoundQuantizer, select_clients
-from fedmpq.server.model_archive import pack_model, unpack_model
+from fedmpq.server.model_archive import Tensors, pack_model, unpack_model
 from fedmpq.server.run_config import RunConfig, load_test_data, make_config
 from fedmpq.server.state import ClientRecord, GlobalModel
 from fedmpq.server.store import Joining, Member, NewSeat, Round, RoundCommit, Run, Seat, Store
@@ -57,7 +56,6 @@ class Sent:
 
     round: int
     quantizer: RoundQuantizer
-    side: Side
 
 
 class ActiveRun:
@@ -72,9 +70,9 @@ class ActiveRun:
         self._numbered = {member.client: member.client_id for member in members}
         self.members = {member.client_id: member for member in members}
         self.upload_limit = model_bytes_bound(self.graph) * 11 // 10
-        weights, side = unpack_model(self.graph, blobs.read(run.model))
         records = tuple(member.record for member in members)
-        self.model = GlobalModel(run.round, weights, side, run.bit_widths or (), records)
+        stored = unpack_model(self.graph, blobs.read(run.model))
+        self.model = stored.after(run.round, run.bit_widths or (), records)
         self.sent = self._make_sent()
         self._blobs = blobs
         self._outgoing = outgoing
@@ -92,8 +90,7 @@ class ActiveRun:
         return self._numbered[client]
 
     def _make_sent(self) -> Sent:
-        side = rounded_side(self.model.side, self.method.recipe.plan.side_bits)
-        return Sent(self.next_round, self.method.quantizer(self.model), side)
+        return Sent(self.next_round, self.method.quantizer(self.model))
 
     def may_train(self, client: Announcement) -> bool:
         """Whether a connected client can be selected at all."""
@@ -154,7 +151,8 @@ class ActiveRun:
 
     def _payload(self, widths: tuple[int, ...]) -> bytes:
         """What `QuantizedMethod.assign` sends, as bytes."""
-        return encode_model(self.graph, pack_layers(self.sent.quantizer.layers(widths)), self.sent.side)
+        quantizer = self.sent.quantizer
+        return encode_model(self.graph, pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths))
 
     def seated(self, plan: RoundPlan, members: Sequence[Member]) -> None:
         """The store has taken the plan: what follows is made from these records."""
@@ -193,7 +191,7 @@ class ActiveRun:
             round=sent.round,
             client=seat.client,
             layers=sent.quantizer.layers(seat.bit_widths),
-            side=sent.side,
+            side=sent.quantizer.sent_side(seat.bit_widths),
             max_samples=min(max_samples, self.config.max_samples),
             max_norm=self.config.max_update_norm,
         )
@@ -231,7 +229,7 @@ class ActiveRun:
         return merged, RoundCommit(
             round=merged.round,
             last=last,
-            model=self._blobs.put(pack_model(merged.weights, merged.side)),
+            model=self._blobs.put(pack_model(Tensors.of(merged))),
             bit_widths=merged.bit_widths,
             records=[record for record in merged.clients if record.client in seated],
             accuracies=accuracies,

@@ -133,6 +133,23 @@ def merge_deltas(
     return merged
 
 
+def moving_share(decay: float, rounds: int) -> float:
+    """The newest model's share in `sum_k decay^k W_(t-k) / sum_k decay^k`, `t` = `rounds`:
+    ``(1 - decay) / (1 - decay^t)``, from 1 in the first round down to ``1 - decay``."""
+    return (1 - decay) / (1 - decay**rounds)
+
+
+def moved_towards(
+    average: Mapping[str, NDArray[np.float32]], newest: Mapping[str, NDArray[np.float32]], share: float
+) -> dict[str, NDArray[np.float32]]:
+    """``A + share * (T - A)`` of every tensor, in float64, rounded once to float32."""
+    _require_same_layout(newest, average)
+    return {
+        name: np.asarray(old + share * (newest[name].astype(np.float64) - old), np.float32)
+        for name, old in average.items()
+    }
+
+
 def _require_float32(name: str, tensor: NDArray[np.float32]) -> None:
     if tensor.dtype != np.float32:
         raise MergeError(f"tensor {name!r} is {tensor.dtype}; updates are merged from float32")

@@ -26,13 +26,10 @@ def accuracy(graph: Graph, layers: Layers, side: Side, test: Dataset) -> float:
 
 def deployed_accuracies(method: QuantizedMethod, model: GlobalModel, test: Dataset) -> dict[int, float]:
     """By client: the accuracy of what its device runs now; each distinct assignment is measured once."""
-    by_widths: dict[tuple[int, ...], list[int]] = {}
-    for client in model.clients:
-        by_widths.setdefault(method.deal(model, client), []).append(client.client)
     found: dict[int, float] = {}
-    for widths, clients in by_widths.items():
-        layers = method.quantizer(model).layers(widths)
-        found |= dict.fromkeys(clients, accuracy(method.graph, layers, model.side, test))
+    for each in method.deployments(model, model.clients):
+        share = accuracy(method.graph, each.layers, each.side, test)
+        found |= {client.client: share for client in each.clients}
     return found
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedmpq.model.start import ImageFormat, start_model
-from fedmpq.server.model_archive import pack_model
+from fedmpq.server.model_archive import Tensors, pack_model
 from fedmpq.server.run_config import ConfigError, Images, RunConfig
 
 _USAGE_ERROR = 2
@@ -59,7 +59,7 @@ def main() -> int:
         print(" ".join(str(error).splitlines()), file=sys.stderr)
         return _USAGE_ERROR
     (folder / "graph").write_bytes(graph.to_bytes())
-    (folder / "model").write_bytes(pack_model(weights, side))
+    (folder / "model").write_bytes(pack_model(Tensors(weights, side)))
     return 0
 
 

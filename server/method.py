@@ -6,15 +6,16 @@ Pure functions of the global model, so that the server, a simulation, and a repl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.model.batch_statistics import quantized_statistics
 from fedmpq.model.exchange import Assignment, Update, bit_widths, pack_layers, rounded_side, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS, check_bits
-from fedmpq.model.quantized import Layers, QuantizedLayer, Weights, dequantize_all
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights, dequantize_all
 from fedmpq.model.randomness import SERVER, Draws, Purpose
 from fedmpq.server.aggregate import (
     MergeError,
@@ -22,21 +23,25 @@ from fedmpq.server.aggregate import (
     average_bit_widths,
     merge_deltas,
     merge_models,
+    moved_towards,
+    moving_share,
     participation_weights,
 )
 from fedmpq.server.pruning_growing import deal_best, deal_paper
 from fedmpq.server.recipe import Recipe
-from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.server.state import Average, ClientRecord, GlobalModel
 
 
 class RoundQuantizer:
     """The global model of one round on its grids, each layer at each bit-width quantized once."""
 
-    def __init__(self, graph: Graph, weights: Weights, recipe: Recipe) -> None:
+    def __init__(self, graph: Graph, weights: Weights, side: Side, recipe: Recipe) -> None:
         self._graph = graph
         self._weights = weights
+        self._side = side
         self._recipe = recipe
         self._cache: dict[tuple[str, int], QuantizedLayer] = {}
+        self._sides: dict[tuple[int, ...], Side] = {}
         self._errors: NDArray[np.float64] | None = None
 
     def layer(self, name: str, bits: int) -> QuantizedLayer:
@@ -52,6 +57,19 @@ class RoundQuantizer:
         return {
             node.name: self.layer(node.name, b) for node, b in zip(self._graph.layers, widths, strict=True)
         }
+
+    def side(self, widths: tuple[int, ...]) -> Side:
+        """The side tensors that go with the model at these bit-widths."""
+        if not self._recipe.moved_statistics:
+            return self._side
+        if widths not in self._sides:
+            quantized = dequantize_all(self.layers(widths))
+            self._sides[widths] = quantized_statistics(self._graph, self._weights, quantized, self._side)
+        return self._sides[widths]
+
+    def sent_side(self, widths: tuple[int, ...]) -> Side:
+        """The same, rounded as clients are sent them."""
+        return rounded_side(self.side(widths), self._recipe.plan.side_bits)
 
     def errors(self) -> NDArray[np.float64]:
         """`|W - Q_b(W)|^2 / |W|^2` for each layer and `b` in 1..8.
@@ -73,6 +91,16 @@ class RoundQuantizer:
         return np.array(rows, dtype=np.float64)
 
 
+@dataclass(frozen=True)
+class Deployment:
+    """One model that devices run, and whose they are."""
+
+    clients: tuple[ClientRecord, ...]
+    widths: tuple[int, ...]
+    layers: Layers
+    side: Side
+
+
 class QuantizedMethod:
     """One run of a recipe on a graph."""
 
@@ -80,7 +108,7 @@ class QuantizedMethod:
         self.graph = graph
         self.recipe = recipe
         self.seed = seed
-        self._quantizer: tuple[Weights, RoundQuantizer] | None = None
+        self._quantizers: list[tuple[Weights, RoundQuantizer]] = []
 
     def start(
         self, weights: Weights, side: dict[str, NDArray[np.float32]], clients: Sequence[ClientRecord]
@@ -95,15 +123,29 @@ class QuantizedMethod:
         """The client's bit-widths for the next round."""
         return _DEALS[self.recipe.deal](self, model, client)
 
-    def deployed(self, model: GlobalModel, client: ClientRecord) -> Layers:
-        """The model as the client's device runs it."""
-        return self.quantizer(model).layers(self.deal(model, client))
+    def final(self, model: GlobalModel) -> GlobalModel:
+        """The model to hand out: the moving average where the recipe keeps one."""
+        if model.average is None:
+            return model
+        return replace(model, weights=model.average.weights, side=model.average.side, average=None)
+
+    def deployments(self, model: GlobalModel, clients: Iterable[ClientRecord]) -> list[Deployment]:
+        """What the clients' devices run, each distinct assignment once."""
+        final = self.final(model)
+        by_widths: dict[tuple[int, ...], list[ClientRecord]] = {}
+        for client in clients:
+            by_widths.setdefault(self.deal(final, client), []).append(client)
+        quantizer = self.quantizer(final)
+        return [
+            Deployment(tuple(same), widths, quantizer.layers(widths), quantizer.side(widths))
+            for widths, same in by_widths.items()
+        ]
 
     def assign(self, model: GlobalModel, client: ClientRecord) -> Assignment:
         """What the client is sent for round `model.round + 1`."""
-        plan = self.recipe.plan
-        layers, side = pack_layers(self.deployed(model, client)), rounded_side(model.side, plan.side_bits)
-        return Assignment(self.seed, model.round + 1, client.client, layers, side, plan)
+        widths, quantizer = self.deal(model, client), self.quantizer(model)
+        layers, side = pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths)
+        return Assignment(self.seed, model.round + 1, client.client, layers, side, self.recipe.plan)
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
         """The next global model. Updates come in ascending order of their clients, and each is dropped after
@@ -123,25 +165,40 @@ class QuantizedMethod:
             records[sender.client] = replace(sender, dealt=self.deal(model, sender), returned=widths[-1])
         shares = participation_weights([c.budget for c in senders], [c.samples for c in senders])
         new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
+        new_side = side.mean()
         return GlobalModel(
             model.round + 1,
             new,
-            side.mean(),
+            new_side,
             average_bit_widths(shares, widths),
             tuple(records[client.client] for client in model.clients),
+            self._averaged(model, new, new_side),
         )
+
+    def _averaged(self, model: GlobalModel, weights: Weights, side: Side) -> Average | None:
+        decay = self.recipe.averaging
+        if not decay:
+            return None
+        if model.average is None:
+            return Average(weights, side)
+        old, share = model.average, moving_share(decay, model.round + 1)
+        return Average(moved_towards(old.weights, weights, share), moved_towards(old.side, side, share))
 
     def quantizer(self, model: GlobalModel) -> RoundQuantizer:
         """One quantizer for as long as the weights are the same."""
-        if self._quantizer is None or self._quantizer[0] is not model.weights:
-            self._quantizer = model.weights, RoundQuantizer(self.graph, model.weights, self.recipe)
-        return self._quantizer[1]
+        for weights, quantizer in self._quantizers:
+            if weights is model.weights:
+                return quantizer
+        quantizer = RoundQuantizer(self.graph, model.weights, model.side, self.recipe)
+        # Two are in use at a time: of the model that is trained and of the one that is handed out.
+        self._quantizers = [*self._quantizers[-1:], (model.weights, quantizer)]
+        return quantizer
 
     def _contribution(self, model: GlobalModel, sender: ClientRecord, update: Update) -> Weights:
         returned = dequantize_all(unpack_layers(self.graph, update.layers))
         if self.recipe.merge == "models":
             return returned
-        sent = dequantize_all(self.deployed(model, sender))
+        sent = dequantize_all(self.quantizer(model).layers(self.deal(model, sender)))
         return {name: returned[name] - sent[name] for name in returned}
 
 

@@ -28,6 +28,10 @@ class Recipe:
     merge: Merge
     """Average whole models, or add the average change to the global model."""
     per_channel: bool = False
+    averaging: float = 0.0
+    """Devices run a moving average over the rounds: weight `averaging^k` for the model of `k` rounds ago."""
+    moved_statistics: bool = False
+    """BatchNorm's statistics are moved from `W` to its quantized weights (see model.batch_statistics)."""
     activation_bits: int = 4
     plan: TrainingPlan = field(default_factory=TrainingPlan)
 
@@ -36,7 +40,14 @@ def fedmpq(profile: Profile, plan: TrainingPlan) -> Recipe:
     """Mixed precision, Group Lasso, MSB pruning, and bits re-dealt every round."""
     if profile == "paper":
         return Recipe("pruning_growing", "max", "models", plan=replace(plan, update="paper"))
-    return Recipe("least_error", "least_error", "deltas", plan=replace(plan, update="rounded"))
+    return Recipe(
+        deal="least_error",
+        step_rule="least_error",
+        merge="deltas",
+        averaging=0.8,
+        moved_statistics=True,
+        plan=replace(plan, update="rounded"),
+    )
 
 
 def aqfl(profile: Profile, plan: TrainingPlan) -> Recipe:

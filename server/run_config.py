@@ -88,7 +88,7 @@ class RunConfig:
     momentum: float = 0.9
     momentum_bits: int = 32
     weight_decay: float = 5e-4
-    code_learning_rate: float = 0.01
+    code_learning_rate: float = 0.1
     lasso: float = 0.01
     prune_density: float = 0.03
     pad: int = 0
@@ -98,6 +98,8 @@ class RunConfig:
     step_rule: StepRule | None = None
     merge: Merge | None = None
     per_channel: bool = False
+    averaging: float | None = None
+    moved_statistics: bool | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -141,6 +143,8 @@ class RunConfig:
             raise ConfigError(f"max_samples = {self.max_samples} is too small; the least is 2")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed = {self.seed} is outside 0..{2**32 - 1}")
+        if self.averaging is not None and not 0 <= self.averaging < 1:
+            raise ConfigError(f"averaging = {self.averaging} is outside 0 <= averaging < 1")
         _within("over_selection", self.over_selection, 0, 10)
         _within("deadline_seconds", self.deadline_seconds, 0, 1e9)
         for name, high in (("quorum", 1.0), ("participation", 1.0), ("max_update_norm", math.inf)):
@@ -225,6 +229,8 @@ class RunConfig:
             step_rule=self.step_rule,
             merge=self.merge,
             per_channel=self.per_channel,
+            averaging=self.averaging,
+            moved_statistics=self.moved_statistics,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from fedmpq.server.administration_client import (
     NotRunning,
     administration,
 )
-from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.status_command import NOT_RUNNING, add_state_argument
+from fedmpq.server.state_folder import StateFolder, add_state_argument
+from fedmpq.server.status_command import NOT_RUNNING
 from fedmpq.server.status_report import console, run_facts, run_line, runs_table
 from fedmpq.server.store import Store
 from fedmpq.server.stored_status import stored_run

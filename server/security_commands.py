@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from fedmpq.server import certificates, tokens
 from fedmpq.server.certificates import TlsFiles
 from fedmpq.server.private_files import private_folder, write_private
-from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder
+from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
 from fedmpq.server.store import Store
 
 BUNDLE_FILES = ("ca.pem", "client.pem", "client.key", "token")
@@ -59,7 +58,7 @@ def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
         "Make a server's folder: a development authority, the server's certificate, the store, and one "
         "enrolment token, printed here and nowhere else."
     )
-    _add_state(parser)
+    add_state_argument(parser)
     parser.add_argument(
         "--host",
         action="append",
@@ -150,7 +149,7 @@ def _describe_server(state: StateFolder, files: TlsFiles) -> None:
 
 def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Make an enrolment token and print it, once; or list or revoke those there are."
-    _add_state(parser)
+    add_state_argument(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--uses", type=int, metavar="N", help="good for N enrolments (default: 1)")
     what.add_argument("--many", action="store_true", help="good for any number of enrolments")
@@ -232,7 +231,7 @@ def _add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
         "certificate and its key, and a token that enrols this one name, once."
     )
     parser.add_argument("names", nargs="+", metavar="NAME", help="the board's name")
-    _add_state(parser)
+    add_state_argument(parser)
     _add_days(parser, "certificate", certificates.DEFAULT_DAYS)
     parser.add_argument(
         "--token-days",
@@ -294,7 +293,7 @@ def _add_revoke_arguments(parser: argparse.ArgumentParser) -> None:
         "its name is free for a new bundle."
     )
     parser.add_argument("names", nargs="+", metavar="NAME", help="the client's name")
-    _add_state(parser)
+    add_state_argument(parser)
     _add_json(parser)
 
 
@@ -354,16 +353,6 @@ def _remove_bundle(state: StateFolder, name: str) -> None:
 
 
 # Shared
-
-
-def _add_state(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--state",
-        type=Path,
-        default=DEFAULT_STATE,
-        metavar="DIR",
-        help=f"the server's folder (default: {DEFAULT_STATE})",
-    )
 
 
 def _add_days(parser: argparse.ArgumentParser, what: str, default: float) -> None:

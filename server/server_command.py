@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder
+from fedmpq.server.state_folder import StateFolder, add_state_argument
 
 SECURITY_ACTIONS = ("init", "token", "bundle", "revoke")
 DEFAULT_LISTEN = "127.0.0.1:8470"
@@ -54,13 +54,7 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN.toml",
         help="runs to begin or go on with; runs of earlier starts that have not ended go on anyway",
     )
-    parser.add_argument(
-        "--state",
-        type=Path,
-        default=DEFAULT_STATE,
-        metavar="DIR",
-        help="folder of everything the server keeps (default: %(default)s)",
-    )
+    add_state_argument(parser)
     parser.add_argument(
         "--listen",
         default=DEFAULT_LISTEN,

@@ -27,6 +27,14 @@ class ClientRecord:
 
 
 @dataclass(frozen=True)
+class Average:
+    """A moving average of the global model over its rounds."""
+
+    weights: Weights
+    side: Side
+
+
+@dataclass(frozen=True)
 class GlobalModel:
     """The global model after `round` rounds."""
 
@@ -36,3 +44,5 @@ class GlobalModel:
     bit_widths: tuple[int, ...]
     """The averaged bit-widths from which the next round's deal starts."""
     clients: tuple[ClientRecord, ...]
+    average: Average | None = None
+    """None where the recipe keeps none, and before the first round."""

@@ -13,6 +13,7 @@ Only its owner may enter it (mode 0700): that is all the authentication the sock
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,3 +99,14 @@ class StateFolder:
                 f"{MAX_SOCKET_PATH}); choose a shorter --state, or start from a folder nearer to it"
             )
         return f"unix:{path}"
+
+
+def add_state_argument(parser: argparse.ArgumentParser) -> None:
+    """`--state DIR`, of every command that works on the folder."""
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=DEFAULT_STATE,
+        metavar="DIR",
+        help="the server's folder (default: %(default)s)",
+    )

@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 from rich.live import Live
 from rich.text import Text
 
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import CALL_SECONDS, NotRunning, administration
-from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder
+from fedmpq.server.state_folder import StateFolder, add_state_argument
 from fedmpq.server.status_report import console, status_facts, status_line, status_table
 from fedmpq.server.store import Store
 from fedmpq.server.stored_status import stored_status
@@ -34,16 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="show every change until Ctrl-C")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object; with --watch one a line at each change"
-    )
-
-
-def add_state_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--state",
-        type=Path,
-        default=DEFAULT_STATE,
-        metavar="DIR",
-        help=f"the server's folder (default: {DEFAULT_STATE})",
     )
 
 

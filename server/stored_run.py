@@ -59,9 +59,9 @@ def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
         raise StoredRunError(f"run {run.name!r} has not merged a round yet; there is no model to show")
     graph = Graph.from_bytes(blobs.read(run.graph))
     config = make_config(run.config)
-    weights, side = unpack_model(graph, blobs.read(run.model))
     members = store.members(run.run_id)
     names = {client.client_id: client.name for client in store.list_clients(revoked=True)}
-    model = GlobalModel(run.round, weights, side, run.bit_widths, tuple(m.record for m in members))
+    stored = unpack_model(graph, blobs.read(run.model))
+    model = stored.after(run.round, run.bit_widths, tuple(m.record for m in members))
     method = QuantizedMethod(graph, config.recipe(), config.seed)
     return StoredRun(run, config, method, model, {m.client: names[m.client_id] for m in members})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +45,9 @@ class DemoError(RuntimeError):
 
 def main() -> int:
     started = time.monotonic()
+    # The programs are in sessions of their own: whatever ends the demo, it is the demo that ends them.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     shutil.rmtree(FOLDER, ignore_errors=True)
     try:
         _prepare()

@@ -118,7 +118,7 @@ def test_a_run_says_what_it_does_and_leaves_log_checkpoint_and_picture(capsys: C
     assert lines[2].startswith("round 2/2  W ")
     assert lines[3] == "picture: a/run/run.png   log: a/run/rounds.jsonl"
     assert "mean of the last 2 rounds" in lines[4]
-    results = read_log(Path("a/run"))
+    results = [result.accuracies for result in read_log(Path("a/run")) if result.accuracies]
     assert table_rows(out) == {
         "method": ["W", "2 bit", "4 bit", "8 bit", "mean deployed"],
         "fedmpq-paper": [
@@ -162,6 +162,32 @@ def test_a_toml_file_sets_and_an_option_overrides(capsys: Capture) -> None:
     experiment = load_checkpoint(Path("run")).experiment
     assert (experiment.rounds, experiment.flip, experiment.budgets) == (1, False, (2.0, 4.0))
     assert experiment.participation == 1.0
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_devices_run_can_be_chosen_over_the_profile(capsys: Capture) -> None:
+    words = [*TINY, "--profile", "best", "--rounds", "1", "--out"]
+    succeed(capsys, *words, "own", "--averaging", "0.25", "--no-moved-statistics")
+    own = load_checkpoint(Path("own"))
+    assert (own.experiment.averaging, own.experiment.moved_statistics) == (0.25, False)
+    assert (own.experiment.recipe().averaging, own.experiment.recipe().moved_statistics) == (0.25, False)
+    assert own.model.average is not None
+    succeed(capsys, *words, "none", "--averaging", "0")
+    none = load_checkpoint(Path("none"))
+    assert (none.experiment.recipe().averaging, none.experiment.recipe().moved_statistics) == (0.0, True)
+    assert none.model.average is None
+    Path("run.toml").write_text("averaging = 0.5\nmoved_statistics = false\n")
+    succeed(capsys, *words, "toml", "--config", "run.toml", "--moved-statistics")
+    recipe = load_checkpoint(Path("toml")).experiment.recipe()
+    assert (recipe.averaging, recipe.moved_statistics) == (0.5, True)
+    assert load_checkpoint(Path("toml")).experiment.profile == "best"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_only_some_rounds_need_be_evaluated(capsys: Capture) -> None:
+    out = succeed(capsys, *TINY, "--rounds", "3", "--evaluate-every", "2", "--out", "run")
+    assert [" W " in line for line in out.splitlines() if line.startswith("round ")] == [False, True, True]
+    assert [result.accuracies is not None for result in read_log(Path("run"))] == [False, True, True]
 
 
 @pytest.mark.usefixtures("in_process")
@@ -252,6 +278,8 @@ def test_a_comparison_is_checked_before_it_starts(capsys: Capture, compare: str,
         ("--rounds 0", "rounds = 0 is too small; the least is 1"),
         ("--learning-rate nan", "learning_rate = nan must be positive and finite"),
         ("--alpha -1", "alpha = -1.0 must be positive (inf for an even split)"),
+        ("--averaging 1", "averaging = 1.0 is outside 0 <= averaging < 1"),
+        ("--evaluate-every 0", "evaluate_every = 0 is too small; the least is 1"),
         ("--method aqfl --ablation msb", "ablation = 'msb' goes with method fedmpq, not with aqfl"),
         ("--config nowhere.toml", "cannot read nowhere.toml: No such file or directory"),
         (

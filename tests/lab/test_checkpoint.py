@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from fedmpq.lab.checkpoint import FILE_NAME, Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.model.graph import INPUT, Flatten, Graph, Input, Linear, Node, Relu
+from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.quantizers import place_quantizers
-from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.server.model_archive import Tensors
+from fedmpq.server.state import Average, ClientRecord, GlobalModel
 
 Edit = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
-def make_checkpoint() -> Checkpoint:
+def make_checkpoint(averaged: bool = False) -> Checkpoint:
     nodes = (
         Node("flat", Flatten(), (INPUT,)),
         Node("a.npy", Linear(12, 7, False), ("flat",)),
@@ -33,36 +35,44 @@ def make_checkpoint() -> Checkpoint:
         Node("fc", Linear(7, 3, True), ("relu",)),
     )
     graph = place_quantizers(Graph("small", Input(3, 2, 2, 0.5, 7), nodes, "fc"), 4)
-    random = np.random.default_rng(0)
+    weights, side = random_state(graph, 0)
+    # Values that a way through text would lose.
+    weights["fc"][0, :4] = np.array([-0.0, 1e-45, np.finfo(np.float32).max, 1 / 3], np.float32)
+    clients = (ClientRecord(0, 2.5, 11), ClientRecord(1, 8.0, 7, (3, 8), (2, 8)))
+    average = Average(*random_state(graph, 1)) if averaged else None
+    model = GlobalModel(4, weights, side, (3, 6), clients, average)
+    experiment = Experiment("digits", budgets=(2.5, 8.0), alpha=math.inf)
+    return Checkpoint(experiment, graph, model, ("kätzchen", "hund", ""))
+
+
+def random_state(graph: Graph, seed: int) -> tuple[Weights, Side]:
+    random = np.random.default_rng(seed)
     weights = {
         node.name: random.normal(size=graph.weight_shape(node.name)).astype(np.float32)
         for node in graph.layers
     }
-    # Values that a way through text would lose.
-    weights["fc"][0, :4] = np.array([-0.0, 1e-45, np.finfo(np.float32).max, 1 / 3], np.float32)
     side = {
         name: np.asarray(random.normal(size=shape), np.float32) for name, shape in graph.side_shapes().items()
     }
-    clients = (ClientRecord(0, 2.5, 11), ClientRecord(1, 8.0, 7, (3, 8), (2, 8)))
-    model = GlobalModel(4, weights, side, (3, 6), clients)
-    experiment = Experiment("digits", budgets=(2.5, 8.0), alpha=math.inf)
-    return Checkpoint(experiment, graph, model, ("kätzchen", "hund", ""))
+    return weights, side
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
     assert one.experiment == other.experiment
     assert one.class_names == other.class_names
     assert one.graph == other.graph
-    assert replace(one.model, weights={}, side={}) == replace(other.model, weights={}, side={})
-    for mine, yours in ((one.model.weights, other.model.weights), (one.model.side, other.model.side)):
-        assert mine.keys() == yours.keys()
-        for name, tensor in mine.items():
-            assert (tensor.shape, tensor.dtype) == (yours[name].shape, yours[name].dtype)
-            assert tensor.tobytes() == yours[name].tobytes()
+    bare = [replace(each.model, weights={}, side={}, average=None) for each in (one, other)]
+    assert bare[0] == bare[1]
+    mine, yours = (Tensors.of(each.model).to_arrays() for each in (one, other))
+    assert mine.keys() == yours.keys()
+    for name, tensor in mine.items():
+        assert (tensor.shape, tensor.dtype) == (yours[name].shape, yours[name].dtype)
+        assert tensor.tobytes() == yours[name].tobytes()
 
 
-def test_everything_comes_back_to_the_bit(tmp_path: Path) -> None:
-    saved = make_checkpoint()
+@pytest.mark.parametrize("averaged", [False, True])
+def test_everything_comes_back_to_the_bit(tmp_path: Path, averaged: bool) -> None:
+    saved = make_checkpoint(averaged)
     path = save_checkpoint(tmp_path, saved)
     assert path == tmp_path / FILE_NAME
     assert_same(load_checkpoint(tmp_path), saved)
@@ -71,6 +81,7 @@ def test_everything_comes_back_to_the_bit(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, load_checkpoint(tmp_path))
     assert_same(load_checkpoint(tmp_path), saved)
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert (load_checkpoint(path).model.average is not None) == averaged
 
 
 def test_a_crash_while_writing_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +154,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(
 
 def edited(tmp_path: Path, edit: Edit) -> str:
     """The message for a whole archive with other contents."""
-    path = save_checkpoint(tmp_path, make_checkpoint())
+    path = save_checkpoint(tmp_path, make_checkpoint(averaged=True))
     with np.load(path) as archive:
         arrays = dict(archive.items())
     meta = json.loads(bytes(arrays.pop("meta")))
@@ -166,6 +177,8 @@ def edited(tmp_path: Path, edit: Edit) -> str:
         (lambda meta, arrays: meta["clients"][1].update(returned=[3, 3, 3]), "3 bit-widths for 2 layers"),
         (lambda meta, arrays: arrays.pop("weights/fc"), "weights/fc is missing"),
         (lambda meta, arrays: arrays.update({"side/x": np.zeros(1)}), "side/x is not in the graph"),
+        (lambda meta, arrays: arrays.pop("average-weights/fc"), "average-weights/fc is missing"),
+        (lambda meta, arrays: arrays.pop("average-side/fc.bias"), "average-side/fc.bias is missing"),
         (
             lambda meta, arrays: arrays.update({"weights/fc": np.zeros((3, 6), np.float32)}),
             r"weights/fc is float32 (3, 6), not float32 (3, 7)",

@@ -20,7 +20,7 @@ from fedmpq.lab.experiment import (
     read_toml,
 )
 from fedmpq.model.exchange import TrainingPlan
-from fedmpq.server.recipe import ABLATIONS, PROFILES, QUANTIZED_METHODS, ablated, aqfl, fpq8
+from fedmpq.server.recipe import ABLATIONS, PROFILES, QUANTIZED_METHODS, ablated, aqfl, fedmpq, fpq8
 
 
 def refused(settings: dict[str, Any]) -> str:
@@ -76,6 +76,16 @@ def test_the_defaults_are_the_papers_experiment() -> None:
         ({"batch_size": 1}, ("batch_size = 1", "least is 2")),
         ({"momentum_bits": 16}, ("momentum_bits = 16", "0, 8, 32")),
         ({"flip": 1}, ("flip = 1", "true or false")),
+        ({"averaging": 1}, ("averaging = 1.0", "0 <= averaging < 1")),
+        ({"averaging": -0.1}, ("averaging = -0.1", "0 <= averaging < 1")),
+        ({"averaging": math.nan}, ("averaging = nan", "0 <= averaging < 1")),
+        ({"averaging": "0.5"}, ("averaging = '0.5'", "number")),
+        ({"averaging": True}, ("averaging = True", "number")),
+        ({"averaging": 10**400}, ("averaging", "too large")),
+        ({"moved_statistics": 0}, ("moved_statistics = 0", "true or false")),
+        ({"moved_statistics": "no"}, ("moved_statistics = 'no'", "true or false")),
+        ({"evaluate_every": 0}, ("evaluate_every = 0", "least is 1")),
+        ({"evaluate_every": 2.0}, ("evaluate_every = 2.0", "whole number")),
         ({"model": 20}, ("model = 20", "word")),
         ({"method": "fedmpg"}, ("method = 'fedmpg'", "did you mean 'fedmpq'?")),
         ({"method": "sgd"}, ("method = 'sgd'", "fedmpq, aqfl, fpq8, fp32, fedpaq, uveqfed")),
@@ -149,6 +159,23 @@ def test_the_recipe_is_the_methods_with_its_overrides() -> None:
     assert recipe.per_channel
 
 
+def test_averaging_and_moved_statistics_are_the_profiles_unless_they_are_set() -> None:
+    def choice(**settings: Any) -> tuple[float, bool]:
+        recipe = make_experiment({"data": "digits", **settings}).recipe()
+        return recipe.averaging, recipe.moved_statistics
+
+    best = fedmpq("best", TrainingPlan())
+    assert choice() == (0.0, False)
+    assert choice(profile="best") == (best.averaging, best.moved_statistics)
+    assert 0 < best.averaging < 1
+    assert best.moved_statistics
+    assert choice(profile="best", averaging=0.5, moved_statistics=False) == (0.5, False)
+    # Nothing is not the same as not said.
+    assert choice(profile="best", averaging=0) == (0.0, True)
+    assert choice(averaging=0.5, moved_statistics=True) == (0.5, True)
+    assert choice(profile="best", method="aqfl", averaging=0.25) == (0.25, True)
+
+
 def test_activations_are_quantized_only_where_weights_are() -> None:
     bits = {method: Experiment("digits", method=method).activation_bits for method in METHODS}
     assert bits == {"fedmpq": 4, "aqfl": 4, "fpq8": 8, "fp32": None, "fedpaq": None, "uveqfed": None}
@@ -168,6 +195,9 @@ def test_activations_are_quantized_only_where_weights_are() -> None:
         learning_rate=st.floats(1e-9, 1e9),
         flip=st.booleans(),
         merge=st.none() | st.sampled_from(["models", "deltas"]),
+        averaging=st.none() | st.floats(0, 1, exclude_max=True),
+        moved_statistics=st.none() | st.booleans(),
+        evaluate_every=st.integers(1, 100),
     )
 )
 def test_an_experiment_survives_strict_json(experiment: Experiment) -> None:
@@ -179,7 +209,7 @@ def test_every_setting_can_come_from_toml(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
         'data = "digits"\nmodel = "digits_cnn"\nmethod = "fpq8"\nbudgets = [2, 4]\nclients = 2\nalpha = inf\n'
-        "learning-rate = 1\nflip = true\nseed = 7\n"
+        "learning-rate = 1\nflip = true\nseed = 7\naveraging = 0.5\nmoved-statistics = false\n"
     )
     experiment = make_experiment(read_toml(path))
     assert experiment == Experiment(
@@ -191,6 +221,8 @@ def test_every_setting_can_come_from_toml(tmp_path: Path) -> None:
         learning_rate=1,
         flip=True,
         seed=7,
+        averaging=0.5,
+        moved_statistics=False,
     )
     every = {name: value for name, value in Experiment("digits").to_dict().items() if value is not None}
     lines = [f"{name} = {json.dumps(value)}" for name, value in every.items()]

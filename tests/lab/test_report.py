@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from fedmpq.lab import report
 from fedmpq.lab.report import Summary
-from fedmpq.lab.simulation import RoundResult
+from fedmpq.lab.simulation import Accuracies, RoundResult
 
 LAYERS = ["conv1", "layer1.0.conv1", "fc"]
 
@@ -23,7 +24,8 @@ LAYERS = ["conv1", "layer1.0.conv1", "fc"]
 def result(number: int, accuracy: float = 0.5, deployed: dict[str, float] | None = None) -> RoundResult:
     shares = {"2": accuracy - 0.1, "8": accuracy - 0.02} if deployed is None else deployed
     mean = float(np.mean(list(shares.values()))) if shares else accuracy
-    return RoundResult(number, accuracy, shares, mean, 1.25, 24_000, 12_345_678, (0, 3), (8, 2, 5), 0.5)
+    accuracies = Accuracies(accuracy, shares, mean)
+    return RoundResult(number, accuracies, 1.25, 24_000, 12_345_678, (0, 3), (8, 2, 5), 0.5)
 
 
 def text_of(table: Table, width: int = 200) -> list[str]:
@@ -51,6 +53,13 @@ def test_a_summary_is_the_mean_of_the_last_rounds() -> None:
     assert summary.deployed == pytest.approx({"2": 0.5, "8": 0.58})
     assert summary.mean_deployed == pytest.approx(0.54)
     assert Summary.of(results, 9) == Summary.of(results, 4)
+    gaps = [
+        result(1, 0.1),
+        replace(result(2), accuracies=None),
+        result(3, 0.5),
+        replace(result(4), accuracies=None),
+    ]
+    assert Summary.of(gaps, 2) == Summary.of([result(1, 0.1), result(3, 0.5)], 2)
 
 
 def test_the_table_has_a_row_a_method_and_a_column_a_budget() -> None:

@@ -19,11 +19,22 @@ from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
-from fedmpq.lab.simulation import LOG_NAME, Prepared, Progress, RoundResult, prepare, read_log, reopen, run
+from fedmpq.lab.simulation import (
+    LOG_NAME,
+    Accuracies,
+    Prepared,
+    Progress,
+    RoundResult,
+    prepare,
+    read_log,
+    reopen,
+    run,
+)
 from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
 from fedmpq.model.exchange import TrainingPlan, Update, payload_bytes, rounded_side
 from fedmpq.model.quantized import average_bits
 from fedmpq.model.zoo import ModelError
+from fedmpq.server.model_archive import Tensors
 from fedmpq.server.recipe import ABLATIONS
 from fedmpq.server.state import ClientRecord, GlobalModel
 from tests.in_process import InProcessPool
@@ -64,13 +75,13 @@ def without_time(results: list[RoundResult]) -> list[RoundResult]:
 
 def assert_same_model(one: GlobalModel, other: GlobalModel) -> None:
     assert (one.round, one.bit_widths, one.clients) == (other.round, other.bit_widths, other.clients)
-    for mine, yours in ((one.weights, other.weights), (one.side, other.side)):
-        assert mine.keys() == yours.keys()
-        assert all(tensor.tobytes() == yours[name].tobytes() for name, tensor in mine.items())
+    mine, yours = (Tensors.of(model).to_arrays() for model in (one, other))
+    assert mine.keys() == yours.keys()
+    assert all(tensor.tobytes() == yours[name].tobytes() for name, tensor in mine.items())
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Weights, side tensors and the codes of every device to the bit, and the same log but for the clock."""
+    """The model, its average and what every device runs to the bit, and the same log but for the clock."""
     mine, yours = load_checkpoint(one), load_checkpoint(other)
     assert mine.experiment == yours.experiment
     assert_same_model(mine.model, yours.model)
@@ -80,6 +91,7 @@ def assert_same_run(one: Path, other: Path) -> None:
         for name, layer in (left.layers or {}).items():
             assert right.layers is not None
             assert layer.planes.tobytes() == right.layers[name].planes.tobytes()
+        assert all(tensor.tobytes() == right.side[name].tobytes() for name, tensor in left.side.items())
     assert without_time(read_log(one)) == without_time(read_log(other))
 
 
@@ -213,13 +225,15 @@ def broken_off(experiment: Experiment, folder: Path, after: int) -> None:
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("settings", "breaks"),
-    [({}, (0, 1, 2)), ({"profile": "best"}, (1,)), ({"method": "fedpaq", "alpha": float("inf")}, (1,))],
+    [({}, (0, 1, 2)), ({"profile": "best"}, (1, 2)), ({"method": "fedpaq", "alpha": float("inf")}, (1,))],
 )
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
     tmp_path: Path, settings: dict[str, Any], breaks: tuple[int, ...]
 ) -> None:
     experiment = small(rounds=3, **settings)
     whole = finish(experiment, tmp_path / "whole")
+    averaged = load_checkpoint(tmp_path / "whole").model.average is not None
+    assert averaged == (experiment.profile == "best")
     for after in breaks:
         folder = tmp_path / f"broken{after}"
         broken_off(experiment, folder, after)
@@ -262,7 +276,7 @@ def test_a_round_logged_but_not_checkpointed_runs_again(two_rounds: Path, tmp_pa
     ahead = strict_lines(two_rounds)[-1] | {"round": 3, "accuracy": 0.123}
     log.write_text(log.read_text() + json.dumps(ahead) + "\n")
     results = run(reopen(two_rounds, 3), two_rounds, 1, silent)
-    assert results[-1].accuracy != 0.123
+    assert shares(results[-1]).accuracy != 0.123
     assert [line.get("round") for line in strict_lines(two_rounds)] == [None, 1, 2, 3]
 
 
@@ -352,14 +366,30 @@ def test_every_method_runs(tmp_path: Path, settings: dict[str, Any]) -> None:
     ]
     first, *rounds = strict_lines(tmp_path)
     assert make_experiment({k: v for k, v in first.items() if k != "type"}) == experiment
-    assert [line["accuracy"] for line in rounds] == [result.accuracy for result in results]
+    assert [line["accuracy"] for line in rounds] == [shares(result).accuracy for result in results]
+
+
+def shares(result: RoundResult) -> Accuracies:
+    assert result.accuracies is not None
+    return result.accuracies
+
+
+@pytest.mark.usefixtures("in_process")
+def test_only_some_rounds_are_evaluated_and_the_last_always(tmp_path: Path) -> None:
+    every = run(prepare(small(rounds=5)), tmp_path / "every", 1, silent)
+    some = run(prepare(small(rounds=5, evaluate_every=2)), tmp_path / "some", 1, silent)
+    assert [result.accuracies for result in some] == [
+        None if result.round in (1, 3) else result.accuracies for result in every
+    ]
+    assert read_log(tmp_path / "some") == some
 
 
 def check_result(result: RoundResult, prepared: Prepared, quantized: bool) -> None:
+    measured = shares(result)
     sizes = prepared.start.graph.layer_sizes
     side = sum(4 * tensor.size for tensor in prepared.start.model.side.values())
-    assert list(result.deployed) == (["2", "4", "8"] if quantized else [])
-    for share in (result.accuracy, result.mean_deployed, *result.deployed.values()):
+    assert list(measured.deployed) == (["2", "4", "8"] if quantized else [])
+    for share in (measured.accuracy, measured.mean_deployed, *measured.deployed.values()):
         # Means over clients of shares of 40 images.
         assert 0 <= share <= 1
         assert share * 160 == pytest.approx(round(share * 160))
@@ -375,13 +405,13 @@ def check_result(result: RoundResult, prepared: Prepared, quantized: bool) -> No
         assert 3 * side / 2 < result.bytes_up <= result.bytes_down + 3 * side / 2
         assert result.bytes_down < full
         assert all(1 <= bits <= 8 for bits in result.bit_widths)
-        assert result.mean_deployed == pytest.approx(
-            (result.deployed["2"] + 2 * result.deployed["4"] + result.deployed["8"]) / 4
+        assert measured.mean_deployed == pytest.approx(
+            (measured.deployed["2"] + 2 * measured.deployed["4"] + measured.deployed["8"]) / 4
         )
     else:
         assert result.bytes_down == full
         assert result.bytes_up <= full
-        assert result.mean_deployed == result.accuracy
+        assert measured.mean_deployed == measured.accuracy
 
 
 @pytest.mark.usefixtures("in_process")

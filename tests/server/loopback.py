@@ -15,12 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import numpy as np
 
 from fedmpq.model.exchange_wire import decode_update, encode_model, encode_update
-from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Flatten, Graph, Input, Linear, Node, Relu
-from fedmpq.model.quantized import Side, Weights
-from fedmpq.model.quantizers import place_quantizers
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.blobs import Outgoing, Uploads, open_blobs
@@ -29,47 +25,18 @@ from fedmpq.server.exports import Exports
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.hub import Hub
 from fedmpq.server.method import QuantizedMethod, select_clients
-from fedmpq.server.model_archive import pack_model, unpack_model
+from fedmpq.server.model_archive import Tensors, pack_model, unpack_model
 from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.serve import OPTIONS
 from fedmpq.server.state import ClientRecord, GlobalModel
 from fedmpq.server.store import Run, Store
 from fedmpq.server.tokens import make_token
+from tests.server.small_model import GRAPH, first_state
 from tests.server.stand_in import StandIn, nudge
 
 PATIENCE = 60.0
 THREADS = 8
-
-
-def small_graph() -> Graph:
-    nodes = (
-        Node("conv1", Conv2d(1, 6, (3, 3), (1, 1), (1, 1), (1, 1), 1, False), (INPUT,)),
-        Node("bn1", BatchNorm(6, 1e-5, 0.125), ("conv1",)),
-        Node("relu", Relu(0.0), ("bn1",)),
-        Node("conv2", Conv2d(6, 4, (3, 3), (2, 2), (0, 0), (1, 1), 1, False), ("relu",)),
-        Node("bn2", BatchNorm(4, 1e-5, 0.125), ("conv2",)),
-        Node("relu2", Relu(0.0), ("bn2",)),
-        Node("flat", Flatten(), ("relu2",)),
-        Node("fc", Linear(36, 5, True), ("flat",)),
-    )
-    return place_quantizers(Graph("small", Input(1, 8, 8, 0.015625, 128), nodes, "fc"), 4)
-
-
-GRAPH = small_graph()
-
-
-def first_state(seed: int = 0) -> tuple[Weights, Side]:
-    random = np.random.default_rng(seed)
-    weights = {
-        node.name: random.normal(0, 0.3, GRAPH.weight_shape(node.name)).astype(np.float32)
-        for node in GRAPH.layers
-    }
-    side = {
-        name: np.asarray(random.uniform(0.5, 1.5, shape), np.float32)
-        for name, shape in GRAPH.side_shapes().items()
-    }
-    return weights, side
 
 
 def small_config(**settings: Any) -> RunConfig:
@@ -164,7 +131,7 @@ class Federation:
     def queue(self, config: RunConfig) -> Run:
         weights, side = first_state()
         blobs = self.coordinator.blobs
-        graph, model = blobs.put(GRAPH.to_bytes()), blobs.put(pack_model(weights, side))
+        graph, model = blobs.put(GRAPH.to_bytes()), blobs.put(pack_model(Tensors(weights, side)))
         names = [str(label) for label in range(5)]
         run = self.store.queue_run(config.name, config.to_dict(), names, graph, model, time.time())
         self.hub.changed.ring()
@@ -189,9 +156,9 @@ class Federation:
         """The global model as it is stored."""
         run = self.store.run_by_name(name)
         assert run is not None
-        weights, side = unpack_model(GRAPH, self.coordinator.blobs.read(run.model))
+        stored = unpack_model(GRAPH, self.coordinator.blobs.read(run.model))
         records = tuple(member.record for member in self.store.members(run.run_id))
-        return GlobalModel(run.round, weights, side, run.bit_widths or (), records)
+        return stored.after(run.round, run.bit_widths or (), records)
 
     async def until(self, happened: Any, patience: float = PATIENCE) -> None:
         """Until `happened()` is true; it is asked after every change."""
@@ -232,5 +199,5 @@ def same_model(one: GlobalModel, other: GlobalModel) -> bool:
         one.round == other.round
         and one.bit_widths == other.bit_widths
         and one.clients == other.clients
-        and pack_model(one.weights, one.side) == pack_model(other.weights, other.side)
+        and pack_model(Tensors.of(one)) == pack_model(Tensors.of(other))
     )

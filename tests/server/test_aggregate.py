@@ -18,6 +18,8 @@ from fedmpq.server.aggregate import (
     average_bit_widths,
     merge_deltas,
     merge_models,
+    moved_towards,
+    moving_share,
     participation_weights,
 )
 
@@ -238,3 +240,50 @@ def test_deltas_must_fit_the_global_model_and_stay_finite() -> None:
         merge_deltas({"w": np.zeros(3, np.float32)}, total)
     with pytest.raises(MergeError, match="'w' holds"):
         merge_deltas({"w": np.full(2, 3e38, np.float32)}, total)
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 300))
+def test_a_moving_share_is_the_newest_models_part_of_the_whole(decay: float, rounds: int) -> None:
+    assert moving_share(decay, rounds) == pytest.approx(1 / math.fsum(decay**k for k in range(rounds)))
+    assert 1 - decay <= moving_share(decay, rounds) <= 1
+
+
+def test_the_first_model_is_its_own_average() -> None:
+    assert moving_share(0.7, 1) == 1.0
+    for name, tensor in moved_towards(tensors(0), tensors(1), 1.0).items():
+        assert tensor.tobytes() == tensors(1)[name].tobytes()
+
+
+@given(st.floats(0.05, 0.95), st.integers(1, 12))
+def test_moving_round_by_round_gives_the_weighted_mean(decay: float, rounds: int) -> None:
+    average = tensors(0)
+    for number in range(2, rounds + 1):
+        average = moved_towards(average, tensors(number - 1), moving_share(decay, number))
+    shares = np.array([decay ** (rounds - 1 - k) for k in range(rounds)])
+    for name, found in average.items():
+        stack = np.stack([tensors(k)[name] for k in range(rounds)]).astype(np.float64)
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, np.tensordot(shares / shares.sum(), stack, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_moving_is_carried_in_double_precision_and_leaves_its_inputs_alone() -> None:
+    largest = np.finfo(np.float32).max
+    old, new = (
+        {"w": np.array([largest, 1.0], np.float32)},
+        {"w": np.array([-largest, 1 + 2**-20], np.float32)},
+    )
+    assert moved_towards(old, new, 0.5)["w"].tolist() == [0.0, 1 + 2**-21]
+    assert old["w"].tolist() == [largest, 1.0]
+    assert new["w"].tolist() == [-largest, 1 + 2**-20]
+    assert moved_towards(old, new, 0.0)["w"].tobytes() == old["w"].tobytes()
+
+
+def test_an_average_of_other_tensors_is_refused() -> None:
+    without = {name: tensor for name, tensor in tensors(1).items() if name != "fc"}
+    with pytest.raises(MergeError, match="'fc' is missing"):
+        moved_towards(tensors(0), without, 0.5)
+    with pytest.raises(MergeError, match="'fc' is unknown"):
+        moved_towards(without, tensors(0), 0.5)
+    with pytest.raises(MergeError, match="'fc' has shape"):
+        moved_towards(tensors(0), tensors(1) | {"fc": np.zeros((1, 8), np.float32)}, 0.5)

@@ -20,7 +20,6 @@ from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server.federation_service import MAX_DOWNLOADS
 from tests.server.loopback import (
-    GRAPH,
     PATIENCE,
     Federation,
     close_all,
@@ -30,6 +29,7 @@ from tests.server.loopback import (
     same_model,
     small_config,
 )
+from tests.server.small_model import GRAPH
 from tests.server.stand_in import StandIn
 
 

@@ -13,62 +13,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpq.model.exchange import Assignment, TrainingPlan, Update, bit_widths, pack_layers, unpack_layers
-from fedmpq.model.graph import (
-    INPUT,
-    BatchNorm,
-    Conv2d,
-    Flatten,
-    Graph,
-    Input,
-    Linear,
-    Node,
-    Relu,
+from fedmpq.model.batch_statistics import quantized_statistics
+from fedmpq.model.exchange import (
+    Assignment,
+    TrainingPlan,
+    Update,
+    bit_widths,
+    pack_layers,
+    rounded_side,
+    unpack_layers,
 )
 from fedmpq.model.grid import GridError
 from fedmpq.model.pruning import prune_msb
-from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights, average_bits
-from fedmpq.model.quantizers import place_quantizers
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights, average_bits, dequantize_all
 from fedmpq.server.aggregate import MergeError
 from fedmpq.server.method import QuantizedMethod, RoundQuantizer, select_clients
+from fedmpq.server.pruning_growing import deal_best
 from fedmpq.server.recipe import Profile, Recipe, ablated, aqfl, fedmpq, fpq8
-from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.server.state import Average, ClientRecord, GlobalModel
+from tests.server.small_model import GRAPH, first_state
 
 PLAN = TrainingPlan()
 PAPER, BEST = fedmpq("paper", PLAN), fedmpq("best", PLAN)
 DELTAS = replace(PAPER, merge="deltas", plan=replace(PAPER.plan, prune_density=None))
 Train = Callable[[Layers], Layers]
-
-
-def make_graph() -> Graph:
-    nodes = (
-        Node("conv1", Conv2d(1, 6, (3, 3), (1, 1), (1, 1), (1, 1), 1, False), (INPUT,)),
-        Node("bn1", BatchNorm(6, 1e-5, 0.125), ("conv1",)),
-        Node("relu", Relu(0.0), ("bn1",)),
-        Node("conv2", Conv2d(6, 4, (3, 3), (2, 2), (0, 0), (1, 1), 1, False), ("relu",)),
-        Node("bn2", BatchNorm(4, 1e-5, 0.125), ("conv2",)),
-        Node("relu2", Relu(0.0), ("bn2",)),
-        Node("flat", Flatten(), ("relu2",)),
-        Node("fc", Linear(36, 5, True), ("flat",)),
-    )
-    return place_quantizers(Graph("small", Input(1, 8, 8, 0.015625, 128), nodes, "fc"), 4)
-
-
-GRAPH = make_graph()
 SIZES = GRAPH.layer_sizes
-
-
-def state(seed: int) -> tuple[Weights, Side]:
-    random = np.random.default_rng(seed)
-    weights = {
-        node.name: random.normal(0, 0.3, GRAPH.weight_shape(node.name)).astype(np.float32)
-        for node in GRAPH.layers
-    }
-    side = {
-        name: np.asarray(random.uniform(0.5, 1.5, shape), np.float32)
-        for name, shape in GRAPH.side_shapes().items()
-    }
-    return weights, side
 
 
 def records(budgets: Sequence[float], samples: Sequence[int] | None = None) -> list[ClientRecord]:
@@ -80,7 +49,7 @@ def begin(
     recipe: Recipe, clients: Sequence[ClientRecord], seed: int = 0
 ) -> tuple[QuantizedMethod, GlobalModel]:
     method = QuantizedMethod(GRAPH, recipe, seed)
-    return method, method.start(*state(seed), clients)
+    return method, method.start(*first_state(seed), clients)
 
 
 def reply(assignment: Assignment, samples: int, train: Train = lambda layers: layers) -> Update:
@@ -126,13 +95,21 @@ def one_round(
     return method.merge(model, updates), updates
 
 
+def assert_same_tensors(mine: Side, yours: Side) -> None:
+    assert mine.keys() == yours.keys()
+    for name in mine:
+        assert mine[name].dtype == yours[name].dtype == np.float32
+        assert mine[name].tobytes() == yours[name].tobytes(), name
+
+
 def assert_same(one: GlobalModel, other: GlobalModel) -> None:
     assert (one.round, one.bit_widths, one.clients) == (other.round, other.bit_widths, other.clients)
-    for mine, yours in ((one.weights, other.weights), (one.side, other.side)):
-        assert mine.keys() == yours.keys()
-        for name in mine:
-            assert mine[name].dtype == yours[name].dtype == np.float32
-            assert mine[name].tobytes() == yours[name].tobytes(), name
+    assert (one.average is None) == (other.average is None)
+    assert_same_tensors(one.weights, other.weights)
+    assert_same_tensors(one.side, other.side)
+    if one.average is not None and other.average is not None:
+        assert_same_tensors(one.average.weights, other.average.weights)
+        assert_same_tensors(one.average.side, other.average.side)
 
 
 # Dealing
@@ -229,11 +206,13 @@ def test_the_server_recomputes_exactly_what_it_sent(recipe: Recipe) -> None:
     copy = replace(model, weights={name: tensor.copy() for name, tensor in model.weights.items()})
     again = QuantizedMethod(GRAPH, recipe, 0)
     for assignment, client in zip(sent, copy.clients, strict=True):
-        packed = pack_layers(again.deployed(copy, client))
+        widths, quantizer = again.deal(copy, client), again.quantizer(copy)
+        packed = pack_layers(quantizer.layers(widths))
         assert packed.keys() == assignment.layers.keys()
         for name, layer in packed.items():
             assert layer.planes.tobytes() == assignment.layers[name].planes.tobytes()
             assert layer.step.tobytes() == assignment.layers[name].step.tobytes()
+        assert_same_tensors(quantizer.sent_side(widths), assignment.side)
 
 
 def test_an_assignment_carries_seed_round_client_and_plan() -> None:
@@ -254,21 +233,63 @@ def test_a_layer_is_quantized_once_per_bit_width_and_never_with_old_weights() ->
     assert method.quantizer(after).layer("fc", 3).codes.tobytes() == fresh.codes.tobytes()
 
 
+def test_quantizers_of_the_trained_and_of_the_final_model_are_both_kept() -> None:
+    method, model = begin(BEST, records([4, 4]))
+    for _ in range(2):
+        model, _ = one_round(method, model, nudged(2))
+    trained, final = method.quantizer(model), method.quantizer(method.final(model))
+    assert trained is not final
+    assert method.quantizer(model) is trained
+    assert method.quantizer(method.final(model)) is final
+
+
+def moved(weights: Weights, layers: Layers, side: Side) -> Side:
+    return quantized_statistics(GRAPH, weights, dequantize_all(layers), side)
+
+
+@pytest.mark.parametrize("side_bits", [16, 32])
+def test_statistics_are_sent_as_the_clients_own_bit_widths_move_them(side_bits: int) -> None:
+    recipe = replace(BEST, plan=replace(BEST.plan, side_bits=side_bits))
+    method, model = begin(recipe, records([2, 8]))
+    model, _ = one_round(method, model, nudged(2))
+    sent = [method.assign(model, client) for client in model.clients]
+    for assignment in sent:
+        expected = moved(model.weights, unpack_layers(GRAPH, assignment.layers), model.side)
+        assert_same_tensors(assignment.side, rounded_side(expected, side_bits))
+    for name in model.side:
+        # The image has mean zero, so the mean behind the first layer stays.
+        moves = name.endswith(("running_mean", "running_var")) and name != "bn1.running_mean"
+        assert (sent[0].side[name].tobytes() != sent[1].side[name].tobytes()) == moves, name
+    narrow, wide = (
+        float(np.abs(assignment.side["bn2.running_var"] - model.side["bn2.running_var"]).max())
+        for assignment in sent
+    )
+    assert wide < 0.01 < narrow
+
+
+@pytest.mark.parametrize("recipe", [PAPER, replace(BEST, moved_statistics=False)])
+def test_statistics_are_sent_as_they_are_where_none_are_moved(recipe: Recipe) -> None:
+    method, model = begin(recipe, records([2, 8]))
+    for client in model.clients:
+        assert_same_tensors(method.assign(model, client).side, rounded_side(model.side, 16))
+    assert all(each.side is model.side for each in method.deployments(model, model.clients))
+
+
 def test_the_error_table_is_relative_and_falls_with_the_bits() -> None:
-    weights, _ = state(1)
+    weights, side = first_state(1)
     scaled = {name: tensor * np.float32(64) for name, tensor in weights.items()}
-    table = RoundQuantizer(GRAPH, weights, BEST).errors()
+    table = RoundQuantizer(GRAPH, weights, side, BEST).errors()
     assert table.shape == (len(SIZES), 8)
     assert np.all(np.diff(table, axis=1) < 0)
     for row, node in zip(table, GRAPH.layers, strict=True):
         exact = weights[node.name].astype(np.float64)
         there = QuantizedLayer.from_weights(weights[node.name], 2, "least_error", False).weights()
         assert row[1] == pytest.approx(np.sum((exact - there) ** 2) / np.sum(exact**2), rel=1e-5)
-    assert RoundQuantizer(GRAPH, scaled, BEST).errors() == pytest.approx(table, rel=1e-4)
+    assert RoundQuantizer(GRAPH, scaled, side, BEST).errors() == pytest.approx(table, rel=1e-4)
 
 
 def test_a_layer_of_zeros_has_an_error_and_can_be_dealt() -> None:
-    weights, side = state(0)
+    weights, side = first_state(0)
     weights["conv2"] = np.zeros_like(weights["conv2"])
     method = QuantizedMethod(GRAPH, BEST, 0)
     model = method.start(weights, side, records([3]))
@@ -325,7 +346,7 @@ def test_deltas_are_added_to_the_weights() -> None:
         expected = model.weights[node.name].astype(np.float64)
         for share, update, client in zip(shares, updates, clients, strict=True):
             returned = unpack_layers(GRAPH, update.layers)[node.name].weights()
-            sent = method.deployed(model, client)[node.name].weights()
+            sent = method.quantizer(model).layers(method.deal(model, client))[node.name].weights()
             expected = expected + share * (returned.astype(np.float64) - sent)
         assert merged.weights[node.name] == pytest.approx(expected, abs=1e-6)
 
@@ -413,6 +434,141 @@ def test_updates_that_do_not_belong_are_refused() -> None:
         lambda sent: [replace(sent[0], side=sent[0].side | {"bn1.weight": broken})],
         "'bn1.weight' holds a NaN",
     )
+
+
+# Averaging
+
+
+def rounds_of(recipe: Recipe, count: int) -> tuple[QuantizedMethod, list[GlobalModel]]:
+    """The models after each of so many rounds, each with other training."""
+    method, model = begin(recipe, records([2, 4, 8]))
+    models = []
+    for number in range(count):
+        model, _ = one_round(method, model, nudged(number))
+        models.append(model)
+    return method, models
+
+
+def average_of(model: GlobalModel) -> Average:
+    assert model.average is not None
+    return model.average
+
+
+def slow_average(newest_last: Sequence[Side], decay: float) -> Side:
+    """`sum_k d^k T_(t-k) / sum_k d^k` of every tensor, in exact arithmetic but for the last rounding."""
+    shares = [Fraction(decay) ** k for k in range(len(newest_last))]
+    out = {}
+    for name, tensor in newest_last[-1].items():
+        flat = []
+        for place in range(tensor.size):
+            values = [Fraction(float(each[name].flat[place])) for each in reversed(newest_last)]
+            flat.append(float(sum(d * v for d, v in zip(shares, values, strict=True)) / sum(shares)))
+        out[name] = np.array(flat, np.float32).reshape(tensor.shape)
+    return out
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        BEST,
+        replace(BEST, averaging=0.25, moved_statistics=False),
+        replace(PAPER, averaging=0.95),
+        aqfl("best", PLAN),
+    ],
+)
+def test_the_average_is_that_of_all_rounds_with_falling_weights(recipe: Recipe) -> None:
+    _, models = rounds_of(recipe, 6)
+    assert_same_tensors(average_of(models[0]).weights, models[0].weights)
+    assert_same_tensors(average_of(models[0]).side, models[0].side)
+    for t in range(1, len(models) + 1):
+        average = average_of(models[t - 1])
+        for found, history in (
+            (average.weights, [model.weights for model in models[:t]]),
+            (average.side, [model.side for model in models[:t]]),
+        ):
+            expected = slow_average(history, recipe.averaging)
+            assert found.keys() == expected.keys()
+            for name, tensor in found.items():
+                assert tensor.dtype == np.float32
+                assert tensor.shape == expected[name].shape
+                np.testing.assert_allclose(tensor, expected[name], rtol=2e-6, atol=2e-6, err_msg=name)
+    # And it is no mere copy of the newest.
+    assert any(
+        average_of(models[-1]).weights[n].tobytes() != t.tobytes() for n, t in models[-1].weights.items()
+    )
+
+
+@pytest.mark.parametrize("recipe", [PAPER, replace(BEST, averaging=0.0)])
+def test_without_averaging_the_model_itself_is_final(recipe: Recipe) -> None:
+    method, models = rounds_of(recipe, 3)
+    assert all(model.average is None for model in models)
+    assert all(method.final(model) is model for model in models)
+
+
+def test_before_the_first_round_there_is_nothing_to_average() -> None:
+    method, model = begin(BEST, records([2, 4]))
+    assert model.average is None
+    assert method.final(model) is model
+
+
+def test_training_goes_on_from_the_model_and_not_from_its_average() -> None:
+    method, averaged = rounds_of(BEST, 4)
+    plain_method, plain = rounds_of(replace(BEST, averaging=0.0), 4)
+    for one, other in zip(averaged, plain, strict=True):
+        assert_same(replace(one, average=None), other)
+        for client in one.clients:
+            mine, yours = method.assign(one, client), plain_method.assign(other, client)
+            assert_same_tensors(mine.side, yours.side)
+            assert all(
+                layer.planes.tobytes() == yours.layers[name].planes.tobytes()
+                for name, layer in mine.layers.items()
+            )
+
+
+def test_the_final_model_is_the_average_and_the_rest_as_it_was() -> None:
+    method, models = rounds_of(BEST, 3)
+    model, average = models[-1], average_of(models[-1])
+    final = method.final(model)
+    assert final.weights is average.weights
+    assert final.side is average.side
+    assert (final.round, final.bit_widths, final.clients) == (model.round, model.bit_widths, model.clients)
+    assert final.average is None
+    assert method.final(final) is final
+
+
+def test_devices_run_the_average_with_its_own_statistics() -> None:
+    clients = records([4, 2, 4, 8, 2])
+    method, model = begin(BEST, clients)
+    for number in range(3):
+        model, _ = one_round(method, model, nudged(number))
+    average = average_of(model)
+    errors = RoundQuantizer(GRAPH, average.weights, average.side, BEST).errors()
+    found = method.deployments(model, model.clients)
+    assert [[client.client for client in each.clients] for each in found] == [[0, 2], [1, 4], [3]]
+    for each in found:
+        assert each.widths == deal_best(SIZES, errors, each.clients[0].budget)
+        layers = {
+            node.name: QuantizedLayer.from_weights(average.weights[node.name], bits, "least_error", False)
+            for node, bits in zip(GRAPH.layers, each.widths, strict=True)
+        }
+        for name, layer in layers.items():
+            assert each.layers[name].codes.tobytes() == layer.codes.tobytes()
+            assert each.layers[name].step.tobytes() == layer.step.tobytes()
+        assert_same_tensors(each.side, moved(average.weights, layers, average.side))
+    # Any others may ask for theirs.
+    (own,) = method.deployments(model, [ClientRecord(-1, 8.0, 1)])
+    assert own.widths == found[2].widths
+
+
+def test_devices_run_the_model_itself_where_there_is_no_average() -> None:
+    method, models = rounds_of(replace(BEST, averaging=0.0), 2)
+    model = models[-1]
+    for each in method.deployments(model, model.clients):
+        (client,) = each.clients
+        assert each.widths == method.deal(model, client)
+        sent = unpack_layers(GRAPH, method.assign(model, client).layers)
+        assert all(layer.codes.tobytes() == sent[name].codes.tobytes() for name, layer in each.layers.items())
+        assert_same_tensors(each.side, moved(model.weights, sent, model.side))
 
 
 # Selecting

@@ -16,7 +16,7 @@ import pytest
 from fedmpq.cli.main import main
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
-from tests.federation.processes import Program, free_port
+from tools.programs import FEDMPQ, Program, free_port
 
 Capture = pytest.CaptureFixture[str]
 RUN = """
@@ -67,7 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert main(["server", "init", "--state", str(state)]) == 0
     port = free_port()
     words = ["server", str(folder / "run.toml"), "--state", str(state), "--listen", f"127.0.0.1:{port}"]
-    program = Program(folder / "log", *words)
+    program = Program([*FEDMPQ, *words], folder / "log")
     try:
         program.wait_for("listening")
         yield Served(state, port, program)

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmpq.model.exchange import TrainingPlan
+from fedmpq.server.recipe import fedmpq
 from fedmpq.server.run_config import (
     ConfigError,
     RunConfig,
@@ -70,6 +72,11 @@ def config(**settings: object) -> RunConfig:
         ({"input_scale": None}, "give input_scale and input_zero_point"),
         ({"input_zero_point": 256}, "outside 0..255"),
         ({"keep_models": 0}, "keep_models = 0 is too small"),
+        ({"averaging": 1}, "averaging = 1.0 is outside 0 <= averaging < 1"),
+        ({"averaging": -0.1}, "averaging = -0.1 is outside"),
+        ({"averaging": math.nan}, "averaging = nan is outside"),
+        ({"averaging": "0.5"}, "averaging = '0.5' is not a number"),
+        ({"moved_statistics": 1}, "moved_statistics = 1 is not true or false"),
     ],
 )
 def test_what_is_wrong_is_named(settings: dict[str, object], message: str) -> None:
@@ -99,8 +106,32 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
         read_config(tmp_path / "none.toml")
 
 
-def test_settings_survive_json(tmp_path: Path) -> None:
-    original = config(max_update_norm="inf", class_names=[str(n) for n in range(10)], classes=None)
+def test_averaging_and_moved_statistics_are_the_profiles_unless_the_file_says(tmp_path: Path) -> None:
+    def choice(*lines: str) -> tuple[float, bool]:
+        path = tmp_path / "run.toml"
+        needed = [f"{name} = {json.dumps(value)}" for name, value in PLAIN.items()]
+        path.write_text("\n".join((*needed, *lines)))
+        recipe = read_config(path).recipe()
+        return recipe.averaging, recipe.moved_statistics
+
+    assert choice() == (0.0, False)
+    best = fedmpq("best", TrainingPlan())
+    assert choice('profile = "best"') == (best.averaging, True)
+    assert choice('profile = "best"', "averaging = 0.5", "moved_statistics = false") == (0.5, False)
+    # Nothing is not the same as not said.
+    assert choice('profile = "best"', "averaging = 0") == (0.0, True)
+    assert choice("averaging = 0.5", "moved-statistics = true") == (0.5, True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_update_norm": "inf", "class_names": [str(n) for n in range(10)], "classes": None},
+        {"averaging": 0.25, "moved_statistics": False},
+    ],
+)
+def test_settings_survive_json(settings: dict[str, object]) -> None:
+    original = config(**settings)
     assert make_config(json.loads(json.dumps(original.to_dict(), allow_nan=False))) == original
 
 

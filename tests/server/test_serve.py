@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # ty
 )
 
 from fedmpq.server.serve import ServeError, split_address
-from tests.federation.processes import FEDMPQ, Program
+from tools.programs import FEDMPQ, Program, wait_until
 
 SECONDS = 60.0
 RUN = """
@@ -36,9 +36,8 @@ class Server:
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.state = folder / "state"
-        self.program = Program(
-            folder / "server.log", "server", *words, "--state", str(self.state), "--listen", "127.0.0.1:0"
-        )
+        words = ("server", *words, "--state", str(self.state), "--listen", "127.0.0.1:0")
+        self.program = Program([*FEDMPQ, *words], folder / "server.log")
 
     def __enter__(self) -> Server:
         return self
@@ -49,12 +48,9 @@ class Server:
     @property
     def address(self) -> str:
         """Where it listens, once it does."""
-        end = time.monotonic() + SECONDS
-        while not (self.state / "listening").exists():
-            assert self.program.running, self.program.text()
-            assert time.monotonic() < end, self.program.text()
-            time.sleep(0.02)
-        return (self.state / "listening").read_text().strip()
+        file = self.state / "listening"
+        wait_until(file.exists, "its address", [self.program], SECONDS)
+        return file.read_text().strip()
 
 
 def run_to_end(folder: Path, *words: str) -> tuple[int, str]:

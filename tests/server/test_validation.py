@@ -18,7 +18,8 @@ from fedmpq.proto import payload_pb2
 from fedmpq.server.method import QuantizedMethod
 from fedmpq.server.state import ClientRecord
 from fedmpq.server.validation import Expected, Rejected, check_update
-from tests.server.loopback import GRAPH, first_state, small_config
+from tests.server.loopback import small_config
+from tests.server.small_model import GRAPH, first_state
 from tests.server.stand_in import nudge
 
 RUN = "f" * 32

@@ -1,0 +1,183 @@
+"""BatchNorm statistics of a quantized model, worked out without data.
+
+Running statistics are those of the weights that were trained with. At few bits the quantized weights `Q` are
+another filter than `W`, and evaluation with `W`'s statistics goes astray layer by layer. What the difference
+does to the mean and variance of a layer's output follows from the moments of its input, and those BatchNorm
+itself tells: it gives mean `beta` and variance `gamma^2` in every channel, whatever it reads. With `E_c` and
+`V_c` the moments of input channel `c`, taps in the padding left out of the mean, and per output channel
+
+    g = sum(Q W V) / sum(W W V)          how much of W is in Q
+    mean' = mean + sum((Q - W) E)
+    var'  = g^2 var + sum((Q - g W)^2 V)
+
+The rest `Q - g W` is rounding noise: its taps are taken to be independent of one another. Activations are
+taken to be clipped normal variables, and the two terms of a residual sum to be independent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.activations import effective_clip
+from fedmpq.model.graph import (
+    INPUT,
+    Add,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    Graph,
+    Linear,
+    Node,
+    Quantize,
+    Relu,
+)
+from fedmpq.model.quantized import Side, Weights
+
+Vector = NDArray[np.float64]
+_LEAST = 1e-30
+_UNBOUNDED = 1e9
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and variance of a value, one of each per channel."""
+
+    mean: Vector
+    variance: Vector
+
+    def clipped(self, low: float, high: float) -> Moments:
+        """Of `min(max(x, low), high)` with `x` normal."""
+        deviation = np.sqrt(np.maximum(self.variance, _LEAST))
+        a, b = (low - self.mean) / deviation, (high - self.mean) / deviation
+        below, above = _share_below(a), 1 - _share_below(b)
+        inside = 1 - below - above
+        at_low, at_high = _density(a), _density(b)
+        first = self.mean * inside + deviation * (at_low - at_high)
+        second = (self.mean**2 + deviation**2) * inside
+        second += deviation * ((low + self.mean) * at_low - (high + self.mean) * at_high)
+        mean = low * below + high * above + first
+        square = low**2 * below + high**2 * above + second
+        return Moments(mean, np.maximum(square - mean**2, 0.0))
+
+
+def quantized_statistics(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> Side:
+    """The side tensors with every BatchNorm's running statistics moved from `weights` to `quantized`."""
+    moments = _Moments(graph, weights, side)
+    moved = dict(side)
+    for node in graph.layers:
+        readers = graph.consumers[node.name]
+        if len(readers) != 1 or not isinstance(graph.by_name[readers[0]].op, BatchNorm):
+            continue
+        mean_name, variance_name = (f"{readers[0]}.{part}" for part in ("running_mean", "running_var"))
+        old, new = (tensors[node.name].astype(np.float64) for tensors in (weights, quantized))
+        means, variances = moments.of_taps(node)
+        axes = tuple(range(1, old.ndim))
+        gain = _gain((new * old * variances).sum(axes), (old * old * variances).sum(axes))
+        noise = np.square(new - gain.reshape(-1, *(1,) * len(axes)) * old) * variances
+        mean = side[mean_name] + ((new - old) * means).sum(axes)
+        variance = np.square(gain) * side[variance_name] + noise.sum(axes)
+        moved[mean_name] = mean.astype(np.float32)
+        moved[variance_name] = variance.astype(np.float32)
+    return moved
+
+
+def _gain(common: Vector, power: Vector) -> Vector:
+    """`common / power`. Where nothing moves the output there is no telling: the variance is kept as it is."""
+    return np.divide(common, power, out=np.ones_like(power), where=power > _LEAST)
+
+
+class _Moments:
+    """Of every value of a graph that a layer may read."""
+
+    def __init__(self, graph: Graph, weights: Weights, side: Side) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._side = side
+        channels = graph.input.channels
+        # The input's scale and zero point are chosen so that pixels have mean 0 and variance 1.
+        self._of = {INPUT: Moments(np.zeros(channels), np.ones(channels))}
+        for node in graph.nodes:
+            self._of[node.name] = self._given_by(node)
+
+    def of_taps(self, node: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and variance of what each weight of a layer is multiplied by, in the weight's shape."""
+        source, op = self._of[node.inputs[0]], node.op
+        if isinstance(op, Linear):
+            mean, variance = (np.broadcast_to(m, op.weight_shape) for m in (source.mean, source.variance))
+            return mean, variance
+        assert isinstance(op, Conv2d)
+        outputs, inputs = op.weight_shape[:2]
+        group = np.arange(outputs) // (outputs // op.groups)
+        channel = group[:, None] * inputs + np.arange(inputs)
+        inside = _share_inside(self._graph, node)
+        shape = op.weight_shape
+        means = np.broadcast_to(source.mean[channel][:, :, None, None] * inside, shape)
+        return means, np.broadcast_to(source.variance[channel][:, :, None, None], shape)
+
+    def _given_by(self, node: Node) -> Moments:
+        op, source = node.op, self._of[node.inputs[0]]
+        if isinstance(op, Conv2d | Linear):
+            return self._given_by_layer(node)
+        if isinstance(op, BatchNorm):
+            gamma, beta = (self._side[f"{node.name}.{part}"] for part in ("weight", "bias"))
+            return Moments(beta.astype(np.float64), np.square(gamma, dtype=np.float64))
+        if isinstance(op, Relu):
+            return source.clipped(0.0, op.maximum or _UNBOUNDED)
+        if isinstance(op, Quantize):
+            return self._given_by_quantizer(node, op)
+        if isinstance(op, Add):
+            other = self._of[node.inputs[1]]
+            return Moments(source.mean + other.mean, source.variance + other.variance)
+        if isinstance(op, Flatten):
+            copies = math.prod(self._graph.shapes[node.inputs[0]][1:])
+            return Moments(source.mean.repeat(copies), source.variance.repeat(copies))
+        return source  # pools: neighbours are alike, so their mean or greatest is taken to be as any of them
+
+    def _given_by_layer(self, node: Node) -> Moments:
+        weights = self._weights[node.name].astype(np.float64)
+        means, variances = self.of_taps(node)
+        axes = tuple(range(1, weights.ndim))
+        bias = self._side.get(f"{node.name}.bias", np.float32(0))
+        return Moments((weights * means).sum(axes) + bias, (np.square(weights) * variances).sum(axes))
+
+    def _given_by_quantizer(self, node: Node, op: Quantize) -> Moments:
+        """A ReLU in front and the quantizer's clip cut the same normal variable once."""
+        before = self._graph.by_name.get(node.inputs[0])
+        relu = before.op if before is not None and isinstance(before.op, Relu) else None
+        source = self._of[before.inputs[0] if before is not None and relu is not None else node.inputs[0]]
+        learnt = np.float32(self._side[f"{node.name}.clip"])
+        clip = float(effective_clip(learnt, relu.maximum if relu else 0.0))
+        return source.clipped(-clip if op.signed else 0.0, clip)
+
+
+def _share_inside(graph: Graph, node: Node) -> NDArray[np.float64]:
+    """For each tap of a convolution, the share of output positions where it is not on padding."""
+    op = node.op
+    assert isinstance(op, Conv2d)
+    rows, columns = (
+        _inside_along(graph.shapes[node.inputs[0]][1 + i], graph.shapes[node.name][1 + i], op, i)
+        for i in (0, 1)
+    )
+    return rows[:, None] * columns
+
+
+def _inside_along(size: int, outputs: int, op: Conv2d, axis: int) -> Vector:
+    taps = np.arange(op.kernel[axis])[:, None] * op.dilation[axis] - op.padding[axis]
+    positions = np.arange(outputs) * op.stride[axis] + taps
+    return np.asarray(((positions >= 0) & (positions < size)).mean(axis=1), dtype=np.float64)
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _share_below(x: Vector) -> Vector:
+    """Of a standard normal variable."""
+    return 0.5 * (1 + np.asarray(_erf(x / math.sqrt(2)), dtype=np.float64))
+
+
+def _density(x: Vector) -> Vector:
+    return np.asarray(np.exp(-0.5 * np.square(x)) / math.sqrt(2 * math.pi), dtype=np.float64)
