@@ -98,7 +98,7 @@ class QuantizedSimulation:
 
     def probes(self, model: GlobalModel) -> list[Probe]:
         """`W`, and each distinct assignment once."""
-        final = self._method.final(model)
+        final = model.final
         return [Probe((), final.side, weights=final.weights)] + [
             Probe(tuple(client.client for client in each.clients), each.side, layers=pack_layers(each.layers))
             for each in self._method.deployments(model, model.clients)

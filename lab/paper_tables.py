@@ -106,6 +106,7 @@ PARTS_OF_BEST = (
         )
     ),
     _method("fedmpq", "FedMPQ (paper)"),
+    _method("averaged", "FP32, devices run the moving average", method="fp32", averaging=0.8),
 )
 """The best profile, and with one part exchanged at a time."""
 EPOCH_METHODS = tuple(row for row in METHODS if row.key in ("fp32", "fpq8", "aqfl", "fedmpq"))

@@ -322,7 +322,7 @@ def _listener(experiment: Experiment, arguments: argparse.Namespace, console: Co
                 return
             if arguments.json:
                 run = {"method": experiment.label, "seed": experiment.seed}
-                _print_json({"type": "round", **run, **asdict(progress.result)})
+                _print_json({"type": "round", **run, **progress.result.to_dict()})
             else:
                 _say(console, report.round_line(progress.result, progress.rounds))
 

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.model.quantized import Side, Weights
 from fedmpq.server.pruning_growing import MAX_BITS, MIN_BITS
+from fedmpq.server.state import Average, GlobalModel
 
 # Weights p_n are quotients rounded to float64, so a mean that is exactly 2.5 may come out 1e-15 short and
 # lose a bit. A mean truly below a half is short of it by at least 1 / (2 * sum of v_n |D_n|), more than this
@@ -148,6 +150,16 @@ def moved_towards(
         name: np.asarray(old + share * (newest[name].astype(np.float64) - old), np.float32)
         for name, old in average.items()
     }
+
+
+def next_average(model: GlobalModel, weights: Weights, side: Side, decay: float) -> Average | None:
+    """The moving average after the round that made `weights` and `side` of `model`."""
+    if not decay:
+        return None
+    if model.average is None:
+        return Average(weights, side)
+    old, share = model.average, moving_share(decay, model.round + 1)
+    return Average(moved_towards(old.weights, weights, share), moved_towards(old.side, side, share))
 
 
 def _require_float32(name: str, tensor: NDArray[np.float32]) -> None:

@@ -23,13 +23,12 @@ from fedmpq.server.aggregate import (
     average_bit_widths,
     merge_deltas,
     merge_models,
-    moved_towards,
-    moving_share,
+    next_average,
     participation_weights,
 )
 from fedmpq.server.pruning_growing import deal_best, deal_paper
 from fedmpq.server.recipe import Recipe
-from fedmpq.server.state import Average, ClientRecord, GlobalModel
+from fedmpq.server.state import ClientRecord, GlobalModel
 
 
 class RoundQuantizer:
@@ -114,8 +113,8 @@ class QuantizedMethod:
         self, weights: Weights, side: dict[str, NDArray[np.float32]], clients: Sequence[ClientRecord]
     ) -> GlobalModel:
         """The model before the first round; every layer starts from the clients' mean budget."""
-        shares = participation_weights([c.budget for c in clients], [c.samples for c in clients])
-        mean_budget = float(np.dot(shares, [c.budget for c in clients]))
+        budgets = [self._bits(c) for c in clients]
+        mean_budget = float(np.dot(participation_weights(budgets, [c.samples for c in clients]), budgets))
         widths = (min(MAX_BITS, int(mean_budget + 0.5)),) * len(self.graph.layers)
         return GlobalModel(0, weights, side, widths, tuple(clients))
 
@@ -123,15 +122,9 @@ class QuantizedMethod:
         """The client's bit-widths for the next round."""
         return _DEALS[self.recipe.deal](self, model, client)
 
-    def final(self, model: GlobalModel) -> GlobalModel:
-        """The model to hand out: the moving average where the recipe keeps one."""
-        if model.average is None:
-            return model
-        return replace(model, weights=model.average.weights, side=model.average.side, average=None)
-
     def deployments(self, model: GlobalModel, clients: Iterable[ClientRecord]) -> list[Deployment]:
         """What the clients' devices run, each distinct assignment once."""
-        final = self.final(model)
+        final = model.final
         by_widths: dict[tuple[int, ...], list[ClientRecord]] = {}
         for client in clients:
             by_widths.setdefault(self.deal(final, client), []).append(client)
@@ -157,13 +150,13 @@ class QuantizedMethod:
         widths: list[tuple[int, ...]] = []
         for update in _checked(updates, records, model.round + 1):
             sender = records[update.client]
-            weight = sender.budget * update.samples
+            weight = self._bits(sender) * update.samples
             merged.add(weight, self._contribution(model, sender, update))
             side.add(weight, update.side)
             widths.append(bit_widths(self.graph, update.layers))
             senders.append(replace(sender, samples=update.samples))
             records[sender.client] = replace(sender, dealt=self.deal(model, sender), returned=widths[-1])
-        shares = participation_weights([c.budget for c in senders], [c.samples for c in senders])
+        shares = participation_weights([self._bits(c) for c in senders], [c.samples for c in senders])
         new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
         new_side = side.mean()
         return GlobalModel(
@@ -172,17 +165,12 @@ class QuantizedMethod:
             new_side,
             average_bit_widths(shares, widths),
             tuple(records[client.client] for client in model.clients),
-            self._averaged(model, new, new_side),
+            next_average(model, new, new_side, self.recipe.averaging),
         )
 
-    def _averaged(self, model: GlobalModel, weights: Weights, side: Side) -> Average | None:
-        decay = self.recipe.averaging
-        if not decay:
-            return None
-        if model.average is None:
-            return Average(weights, side)
-        old, share = model.average, moving_share(decay, model.round + 1)
-        return Average(moved_towards(old.weights, weights, share), moved_towards(old.side, side, share))
+    def _bits(self, client: ClientRecord) -> float:
+        """The client's bits per weight, `v_n`: its budget, unless everyone gets 8 bits."""
+        return float(MAX_BITS) if self.recipe.deal == "full" else client.budget
 
     def quantizer(self, model: GlobalModel) -> RoundQuantizer:
         """One quantizer for as long as the weights are the same."""

@@ -50,7 +50,7 @@ class RunConfig:
     name: str
     model: str = "resnet20"
     method: str = "fedmpq"
-    profile: Profile = "paper"
+    profile: Profile = "best"
     ablation: str = "all"
     rounds: int = 50
     seed: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedmpq.model.quantized import Side, Weights
 
@@ -45,4 +45,11 @@ class GlobalModel:
     """The averaged bit-widths from which the next round's deal starts."""
     clients: tuple[ClientRecord, ...]
     average: Average | None = None
-    """None where the recipe keeps none, and before the first round."""
+    """None where the method keeps none, and before the first round."""
+
+    @property
+    def final(self) -> GlobalModel:
+        """The model to hand out: the moving average where there is one."""
+        if self.average is None:
+            return self
+        return replace(self, weights=self.average.weights, side=self.average.side, average=None)

@@ -31,7 +31,7 @@ from fedmpq.model.grid import MAX_BITS
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.model.trace import initial_state, load_state
-from fedmpq.server.aggregate import WeightedSum, merge_deltas, participation_weights
+from fedmpq.server.aggregate import WeightedSum, merge_deltas, next_average, participation_weights
 from fedmpq.server.state import ClientRecord, GlobalModel
 
 
@@ -133,13 +133,13 @@ class FloatSimulation:
         for share, update in zip(shares, ordered, strict=True):
             changes.add(float(share), update.deltas)
             side.add(float(share), update.side)
-        return replace(
-            model, round=model.round + 1, weights=merge_deltas(model.weights, changes), side=side.mean()
-        )
+        new, new_side = merge_deltas(model.weights, changes), side.mean()
+        average = next_average(model, new, new_side, self._experiment.averaging or 0.0)
+        return replace(model, round=model.round + 1, weights=new, side=new_side, average=average)
 
     def probes(self, model: GlobalModel) -> list[Probe]:
-        """Every device runs `W`."""
-        return [Probe((), model.side, weights=model.weights)]
+        """Every device runs `W`, or its moving average."""
+        return [Probe((), model.final.side, weights=model.final.weights)]
 
     def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         assert probe.weights is not None

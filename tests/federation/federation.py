@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedmpq.cli.main import main
 from fedmpq.lab.experiment import Experiment, read_toml
 from fedmpq.lab.simulation import prepare, run
+from fedmpq.server.model_archive import Tensors
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.stored_run import StoredRun, read_stored_run
 from tools.programs import FEDMPQ, PATIENCE, Program, free_port, wait_for_port
@@ -29,6 +30,8 @@ SETTINGS: dict[str, Any] = {
     "seed": 7,
 }
 ALPHA = 5.0
+TENSORS = ("weights/", "side/", "average-weights/", "average-side/")
+"""How a checkpoint names what is the model's."""
 
 
 @dataclass
@@ -101,14 +104,12 @@ class Federation:
             self.start_board(number, port)
 
     def finish(self, patience: float = PATIENCE) -> Arrays:
-        """Wait until every program ended well; the final W and side tensors."""
+        """Wait until every program ended well; the tensors of the final model and of its average."""
         assert self.server is not None
         assert self.server.wait(patience) == 0, self.server.last_words()
         for board in self.boards.values():
             assert board.wait(20) == 0, board.last_words()
-        model = self.stored().model
-        weights = {f"weights/{name}": tensor for name, tensor in model.weights.items()}
-        return weights | {f"side/{name}": tensor for name, tensor in model.side.items()}
+        return Tensors.of(self.stored().model).to_arrays()
 
     def stored(self) -> StoredRun:
         """The run as the server's folder has it."""
@@ -116,7 +117,7 @@ class Federation:
 
     def simulated(self) -> Arrays:
         """What `fedmpq simulate` ends with, given the same settings, data and budgets."""
-        names = ("model", "rounds", "epochs", "batch_size", "seed")
+        names = {"model", "profile", "rounds", "epochs", "batch_size", "seed"} & self.settings.keys()
         experiment = Experiment(
             data="digits",
             budgets=tuple(map(float, self.budgets)),
@@ -127,7 +128,7 @@ class Federation:
         folder = self.folder / "simulated"
         run(prepare(experiment), folder, 1, lambda progress: None)
         with np.load(folder / "checkpoint.npz") as archive:
-            return {name: archive[name] for name in archive.files if name.startswith(("weights/", "side/"))}
+            return {name: archive[name] for name in archive.files if name.startswith(TENSORS)}
 
     def _admin(self, action: str, *words: str) -> int:
         return main(["server", action, *words, *self._state_words()])

@@ -17,3 +17,15 @@ def test_the_same_seed_gives_the_same_model(tmp_path: Path, per_round: int, data
         federation.start_server()
         federation.start_boards()
         assert_same(federation.finish(), federation.simulated())
+
+
+def test_so_it_does_with_an_average_and_moved_statistics(tmp_path: Path) -> None:
+    settings = {"profile": "best", "clients_per_round": 2, "min_clients": 3}
+    with Federation(tmp_path, (2, 4, 8), settings) as federation:
+        federation.start_server()
+        federation.start_boards()
+        model = federation.finish()
+        assert_same(model, federation.simulated())
+    weights = [name for name in model if name.startswith("weights/")]
+    # Three rounds: the average is no longer the model itself.
+    assert all(model[name].tobytes() != model[f"average-{name}"].tobytes() for name in weights)

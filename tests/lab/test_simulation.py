@@ -19,6 +19,7 @@ from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
+from fedmpq.lab.partition import PartitionError
 from fedmpq.lab.simulation import (
     LOG_NAME,
     Accuracies,
@@ -486,7 +487,7 @@ def test_clients_share_the_data_and_all_of_it() -> None:
 
 
 def test_too_many_clients_for_the_data_is_said() -> None:
-    with pytest.raises(ExperimentError, match="100 clients"):
+    with pytest.raises(PartitionError, match="100 clients"):
         prepare(small(budgets=[4] * 100))
 
 

@@ -237,10 +237,10 @@ def test_quantizers_of_the_trained_and_of_the_final_model_are_both_kept() -> Non
     method, model = begin(BEST, records([4, 4]))
     for _ in range(2):
         model, _ = one_round(method, model, nudged(2))
-    trained, final = method.quantizer(model), method.quantizer(method.final(model))
+    trained, final = method.quantizer(model), method.quantizer(model.final)
     assert trained is not final
     assert method.quantizer(model) is trained
-    assert method.quantizer(method.final(model)) is final
+    assert method.quantizer(model.final) is final
 
 
 def moved(weights: Weights, layers: Layers, side: Side) -> Side:
@@ -500,15 +500,15 @@ def test_the_average_is_that_of_all_rounds_with_falling_weights(recipe: Recipe) 
 
 @pytest.mark.parametrize("recipe", [PAPER, replace(BEST, averaging=0.0)])
 def test_without_averaging_the_model_itself_is_final(recipe: Recipe) -> None:
-    method, models = rounds_of(recipe, 3)
+    _, models = rounds_of(recipe, 3)
     assert all(model.average is None for model in models)
-    assert all(method.final(model) is model for model in models)
+    assert all(model.final is model for model in models)
 
 
 def test_before_the_first_round_there_is_nothing_to_average() -> None:
-    method, model = begin(BEST, records([2, 4]))
+    _, model = begin(BEST, records([2, 4]))
     assert model.average is None
-    assert method.final(model) is model
+    assert model.final is model
 
 
 def test_training_goes_on_from_the_model_and_not_from_its_average() -> None:
@@ -526,14 +526,14 @@ def test_training_goes_on_from_the_model_and_not_from_its_average() -> None:
 
 
 def test_the_final_model_is_the_average_and_the_rest_as_it_was() -> None:
-    method, models = rounds_of(BEST, 3)
+    _, models = rounds_of(BEST, 3)
     model, average = models[-1], average_of(models[-1])
-    final = method.final(model)
+    final = model.final
     assert final.weights is average.weights
     assert final.side is average.side
     assert (final.round, final.bit_widths, final.clients) == (model.round, model.bit_widths, model.clients)
     assert final.average is None
-    assert method.final(final) is final
+    assert final.final is final
 
 
 def test_devices_run_the_average_with_its_own_statistics() -> None:
