@@ -5,6 +5,10 @@ float images ready made, ExecuTorch its int8 ones, the exported ONNX model pixel
 BatchNorm's statistics and factors and the activations' clips are drawn as they scatter in trained networks (a
 few factors are negative), and bit-widths are what a server deals at the budget. MobileNetV2 and ResNet-18
 have ImageNet's 1000 classes, the others 10.
+
+Accuracies are of another model, one that is trained: a short federation on the embedded digits, all of whose
+clients have the budget. Exported is what they deploy; the static int8 model is made of the same run's
+full-precision weights and calibrated on 256 of its training images.
 """
 
 from __future__ import annotations
@@ -32,10 +36,15 @@ from fedmpq.export.float_onnx import lower_float, normalised
 from fedmpq.export.onnx_lowering import lower_to_onnx
 from fedmpq.export.onnx_runtime import OnnxRunner, float_session
 from fedmpq.export.verify import executorch_values, first_difference, random_images, reference
+from fedmpq.lab import simulation
+from fedmpq.lab.checkpoint import load_checkpoint
+from fedmpq.lab.experiment import Experiment
 from fedmpq.model import zoo
 from fedmpq.model.integer_program import IntegerProgram, compile_program
 from fedmpq.model.quantized import QuantizedLayer, Side, dequantize_all
 from fedmpq.model.trace import initial_state, trace
+from fedmpq.server.method import QuantizedMethod
+from fedmpq.server.state import ClientRecord
 
 BATCHES = (1, 64)
 SIZES = {"digits_cnn": 8, "mobilenet_v2": 64, "resnet18": 64}
@@ -43,6 +52,8 @@ MANY_CLASSES = ("mobilenet_v2", "resnet18")
 CALIBRATION_IMAGES = 32
 COMPARED_IMAGES = 16
 TURN_SECONDS = 0.15
+TRAINED_MODEL, TRAINED_ROUNDS, TRAINED_CLIENTS, TRAINED_EPOCHS = "digits_cnn", 10, 4, 3
+TRAINED_CALIBRATION_IMAGES = 256
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,40 @@ def measure(rivals: Rivals, batch: int, repetitions: int) -> dict[str, Any]:
     }
 
 
+def accuracies(bits: float) -> dict[str, float]:
+    """Shares of the digits' test images, of a model trained for this."""
+    experiment = Experiment(
+        data="digits",
+        model=TRAINED_MODEL,
+        budgets=(bits,) * TRAINED_CLIENTS,
+        rounds=TRAINED_ROUNDS,
+        participation=1.0,
+        epochs=TRAINED_EPOCHS,
+        evaluate_every=TRAINED_ROUNDS,
+    )
+    prepared = simulation.prepare(experiment)
+    with tempfile.TemporaryDirectory() as folder:
+        simulation.run(prepared, Path(folder), workers=1, listener=lambda _: None)
+        checkpoint = load_checkpoint(Path(folder))
+    graph, model = checkpoint.graph, checkpoint.model
+    method = QuantizedMethod(graph, experiment.recipe(), experiment.seed)
+    deployed = method.deployments(model, [ClientRecord(0, bits, 1)])[0]
+    program = compile_program(graph, deployed.layers, deployed.side)
+    exported = lower_to_onnx(program, deployed.layers, {"classes": checkpoint.class_names}).to_bytes()
+    fp32 = lower_float(graph, model.weights, model.side).SerializeToString()
+    calibration = normalised(graph, prepared.train.images[:TRAINED_CALIBRATION_IMAGES])
+    images, labels = prepared.test.images, prepared.test.labels
+    logits = {
+        "exported": OnnxRunner(exported).logits(images),
+        "static_int8": float_session(static_int8(fp32, calibration))(normalised(graph, images)),
+        "fp32": float_session(fp32)(normalised(graph, images)),
+    }
+    return {
+        f"accuracy_{name}": round(float(np.mean(each.argmax(axis=1) == labels)), 4)
+        for name, each in logits.items()
+    }
+
+
 def equality(rivals: Rivals) -> dict[str, bool]:
     images = random_images(rivals.program, COMPARED_IMAGES, seed=2)
     codes = executorch_values(rivals.program, rivals.model.layers, images)
@@ -187,6 +232,8 @@ def facts_of(name: str, bits: float, repetitions: int) -> dict[str, Any]:
         "executorch_speedup": slowest("executorch"),
         "static_int8_speedup": slowest("static_int8"),
         **equality(rivals),
+        "accuracy_model": TRAINED_MODEL,
+        **accuracies(bits),
         "batches": batches,
         "load_average_before": before,
         "load_average_after": load_average(),
@@ -207,6 +254,8 @@ def table(facts: Mapping[str, Any]) -> str:
             speedup = each["speedups"].get(rival, {"median": 1.0})["median"]
             cells += f"{each['milliseconds'][rival]:12.3f}{speedup:8.2f}"
         lines.append(cells)
+    trained = (f"{name} {facts[f'accuracy_{name}']:.2%}" for name in ("exported", "static_int8", "fp32"))
+    lines.append(f"accuracy of a trained {facts['accuracy_model']}: {', '.join(trained)}")
     return "\n".join(lines)
 
 

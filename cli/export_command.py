@@ -24,7 +24,7 @@ EPILOG = """examples:
 
 Every file is run by its own runtime against the integer reference before it is
 kept. The speed is that of one image on one thread against the same network in
-fp32 in ONNX Runtime."""
+fp32 in the same runtime; the file's card has it against ONNX Runtime too."""
 
 NO_CLIENT = -1
 COLUMNS = ("model", "bits", "bare bytes", "file bytes", "ratio", "ms", "x fp32", "accuracy", "agreement")

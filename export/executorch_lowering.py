@@ -22,6 +22,7 @@ from torch.nn import functional
 from fedmpq.export.executorch_runtime import quiet
 from fedmpq.export.format import FORMAT, MAX_BATCH, VERSION_METHOD, ExportError
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, operations
+from fedmpq.export.xnnpack_additions import IN_INTEGERS
 from fedmpq.export.xnnpack_scales import choose_scales
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, Conv2d
@@ -185,12 +186,15 @@ class _IntegerModule(nn.Module):
 
     def _operand(self, values: Mapping[str, torch.Tensor], name: str, scale: np.float32) -> torch.Tensor:
         real = self._real(values, name)
-        return real if self.scales.integer_additions else real * float(scale)
+        return real if self.scales.own else real * float(scale)
 
     def _rounded_sum(self, step: QuantizeReal, real: torch.Tensor) -> torch.Tensor:
-        if not self.scales.integer_additions:
+        if not self.scales.own:
             # Divided first: XNNPACK's own quantization multiplies by 1/scale, which rounds otherwise.
             return self._rounded(step.output, real / float(step.scale))
+        factor = self.scales.factors[step.output]
+        if factor != IN_INTEGERS:
+            return self._rounded(step.output, real if factor == 1 else real * float(factor))
         # Quantized at once, so that the sum is in integers; the clamp is a step of its own.
         stored = self._stored(step.output)
         codes = torch.ops.quantized_decomposed.quantize_per_tensor(real, *stored)

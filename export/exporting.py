@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedmpq.export import verify
 from fedmpq.export.format import FORMAT, ExportError
-from fedmpq.export.speed import latencies, speed_up
+from fedmpq.export.speed import Job, latencies, speed_up
 from fedmpq.model.export_formats import SUFFIXES, Format
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import IntegerProgram, compile_program
@@ -135,7 +136,7 @@ def _accuracy(path: Path, target: Format, tests: LabelledImages) -> float:
 
 
 def _speed(model: Deployed, path: Path, target: Format) -> dict[str, float]:
-    """One image at a time, taking turns with the fp32 network in ONNX Runtime."""
+    """One image at a time, taking turns with the fp32 network in ONNX Runtime and in the file's own."""
     from fedmpq.export.float_onnx import lower_float, normalised
     from fedmpq.export.onnx_runtime import float_session
 
@@ -145,13 +146,38 @@ def _speed(model: Deployed, path: Path, target: Format) -> dict[str, float]:
         (1, model.graph.input.height, model.graph.input.width, model.graph.input.channels), np.uint8
     )
     real, run = normalised(model.graph, pixels), runner(path, target)
-    taken = latencies({"integer": lambda: run(pixels), "fp32": lambda: float_run(real)}, SPEED_SECONDS)
-    medians = {name: float(np.median(times)) * 1e3 for name, times in taken.items()}
-    return {
-        "milliseconds": round(medians["integer"], 4),
-        "fp32_onnxruntime_milliseconds": round(medians["fp32"], 4),
-        "speedup": round(speed_up(taken, "integer", "fp32"), 3),
+    jobs: dict[str, Job] = {"integer": lambda: run(pixels), RUNTIMES["onnx"]: lambda: float_run(real)}
+    if target == "executorch":
+        import torch
+
+        own_run, stored = _float_program(model.graph), torch.from_numpy(real)
+        jobs[RUNTIMES["executorch"]] = lambda: own_run(stored)
+    taken = latencies(jobs, SPEED_SECONDS)
+    speed = {"milliseconds": _milliseconds(taken["integer"])}
+    for name in list(jobs)[1:]:
+        speed[f"fp32_{name}_milliseconds"] = _milliseconds(taken[name])
+        speed[f"speedup_over_fp32_{name}"] = round(speed_up(taken, "integer", name), 3)
+    speed["speedup"] = speed[f"speedup_over_fp32_{RUNTIMES[target]}"]
+    return speed
+
+
+def _milliseconds(times: Sequence[float]) -> float:
+    return round(float(np.median(times)) * 1e3, 4)
+
+
+@lru_cache(maxsize=1)
+def _float_program(graph: Graph) -> Callable[[Any], object]:
+    """The network in fp32 by ExecuTorch; lowering takes seconds, and for its speed any weights will do."""
+    from fedmpq.export.executorch_runtime import ExecuTorchRunner
+    from fedmpq.export.float_executorch import lower_float_to_executorch
+
+    random = np.random.default_rng(0)
+    weights = {
+        node.name: random.normal(0, 0.05, graph.weight_shape(node.name)).astype(np.float32)
+        for node in graph.layers
     }
+    side = {name: np.ones(shape, np.float32) for name, shape in graph.side_shapes().items()}
+    return ExecuTorchRunner(lower_float_to_executorch(graph, weights, side)).run
 
 
 def _card(model: Deployed, target: Format, content: bytes, verified: int) -> dict[str, Any]:

@@ -33,7 +33,8 @@ from fedmpq.model.graph import (
     Relu,
 )
 
-Tensors = Mapping[str, NDArray[np.float32]]
+Array = NDArray[np.float32]
+Tensors = Mapping[str, Array]
 
 
 def lower_float(graph: Graph, weights: Tensors, side: Tensors) -> onnx.ModelProto:
@@ -69,6 +70,17 @@ def normalised(graph: Graph, images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def _layer(writer: OnnxWriter, graph: Graph, node: Node, source: str, weights: Tensors, side: Tensors) -> str:
+    op = node.op
+    assert isinstance(op, Conv2d | Linear)
+    inputs = [source, *(writer.constant(tensor) for tensor in folded(graph, node, weights, side))]
+    if isinstance(op, Linear):
+        return writer.node("Gemm", inputs, name=node.name, transB=1)
+    attributes: dict[str, Any] = {"dilations": op.dilation, "group": op.groups, **_window(op)}
+    return writer.node("Conv", inputs, name=node.name, **attributes)
+
+
+def folded(graph: Graph, node: Node, weights: Tensors, side: Tensors) -> tuple[Array, Array]:
+    """A layer's weight and bias with the BatchNorm that reads it, if any."""
     op, weight = node.op, weights[node.name]
     assert isinstance(op, Conv2d | Linear)
     bias = side[f"{node.name}.bias"] if op.bias else np.zeros(len(weight), np.float32)
@@ -82,11 +94,7 @@ def _layer(writer: OnnxWriter, graph: Graph, node: Node, source: str, weights: T
         factor = gamma / deviation
         weight = weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
         bias = beta + (bias - mean) * factor
-    inputs = [source, *(writer.constant(tensor.astype(np.float32)) for tensor in (weight, bias))]
-    if isinstance(op, Linear):
-        return writer.node("Gemm", inputs, name=node.name, transB=1)
-    attributes: dict[str, Any] = {"dilations": op.dilation, "group": op.groups, **_window(op)}
-    return writer.node("Conv", inputs, name=node.name, **attributes)
+    return weight.astype(np.float32), bias.astype(np.float32)
 
 
 def _plain(writer: OnnxWriter, node: Node, inputs: list[str]) -> str:

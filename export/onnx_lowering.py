@@ -9,7 +9,9 @@ which full-range `int8` weights saturate; for `uint8` weights they take another 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from fedmpq.export.format import FORMAT, INPUT_NAME, METADATA_KEY, OUTPUT_NAME
-from fedmpq.export.integer_add import exact_ratios
+from fedmpq.export.integer_add import Operand, Ratios, exact_ratios
 from fedmpq.export.onnx_functions import DOMAIN, IR_VERSION, OPSET, functions
 from fedmpq.export.onnx_writer import OnnxWriter
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, Sums, operations
@@ -90,16 +92,20 @@ class _Lowering:
         self.steps = steps
         self.writer = OnnxWriter()
         self.names: dict[str, str] = {}
-        self.sums: dict[str, AddCodes] = {}
+        self.sums = {step.output: step for step in steps if isinstance(step, AddCodes)}
+        self.ratios: dict[str, Ratios] = {}
+        self.unclamped: set[str] = set()
         self.channels = 0
 
     def run(self, metadata: Mapping[str, Any]) -> OnnxModel:
+        branches = _read_by_one_sum(self.steps)
+        for step in self.steps:
+            if isinstance(step, QuantizeReal):
+                self._plan_sum(self.sums[step.source], step, branches)
         self.biases, self.multipliers = self._vectors()
         self.names[INPUT] = self.writer.node("Transpose", [INPUT_NAME], perm=[0, 3, 1, 2])
         for step in self.steps:
-            if isinstance(step, AddCodes):
-                self.sums[step.output] = step
-            else:
+            if not isinstance(step, AddCodes):
                 self.names[step.output] = self._lowered(step)
         output = self._real(self.program.output)
         self.names[self.program.output] = self.writer.node("Identity", [output], output=OUTPUT_NAME)
@@ -157,12 +163,27 @@ class _Lowering:
 
     def _rounded_sum(self, step: QuantizeReal) -> str:
         """As QLinearAdd, of which the runtime makes the Add below, where that is exact; else in float32."""
-        add, formats = self.sums[step.source], self.program.formats
-        ratios = exact_ratios(add, step, formats[add.left], formats[add.right], SIGNED_ZERO)
+        add, ratios = self.sums[step.source], self.ratios.get(step.output)
         if ratios is None:
             return self._quantized(step.output, self._real(step.source), step.scale)
-        left, right = self._dequantized(add.left, ratios[0]), self._dequantized(add.right, ratios[1])
-        return self._quantized(step.output, self.writer.node("Add", [left, right]), _UNIT)
+        operands = [self._dequantized(add.left, ratios[0]), self._dequantized(add.right, ratios[1])]
+        return self._quantized(step.output, self.writer.node("Add", operands), _UNIT)
+
+    def _plan_sum(self, add: AddCodes, rounding: QuantizeReal, branches: AbstractSet[str]) -> None:
+        """Ratios for QLinearAdd, if possible such that operands in `branches` need not be clamped first."""
+        formats = self.program.formats
+        zero_sum = zero_point(formats[rounding.output])
+        spared = {add.left, add.right} & branches
+        for unclamped in (spared, {add.left} & spared, {add.right} & spared, set[str]()):
+            left, right = (
+                Operand(formats[name], zero_point(formats[name]), name not in unclamped)
+                for name in (add.left, add.right)
+            )
+            ratios = exact_ratios(add, rounding, left, right, zero_sum)
+            if ratios is not None:
+                self.ratios[rounding.output] = ratios
+                self.unclamped |= unclamped
+                return
 
     def _rounded_layer(self, step: RoundedLayer) -> str:
         op, source = step.sums.op, self.names[step.sums.source]
@@ -244,16 +265,28 @@ class _Lowering:
         return self._clamped(output, codes)
 
     def _clamped(self, output: str, codes: str) -> str:
-        """Codes that fill all 256 bytes need no more than the saturation they have had."""
+        """Codes that fill all 256 bytes are saturated already; some others are clamped by what reads them."""
         form = self.program.formats[output]
         low, high = zero_point(form) + form.low, zero_point(form) + form.high
-        if (low, high) == (0, 255):
+        if (low, high) == (0, 255) or output in self.unclamped:
             return codes
         bounds = [self.writer.constant(np.uint8(bound)) for bound in (low, high)]
         return self.writer.node("Clip", [codes, *bounds])
 
     def _zero(self, value: str) -> str:
         return self.writer.constant(np.uint8(zero_point(self.program.formats[value])))
+
+
+def _read_by_one_sum(steps: Sequence[Operation]) -> set[str]:
+    """Outputs of layers that one addition reads, and nothing else."""
+    layers = {step.output for step in steps if isinstance(step, RoundedLayer)}
+    sums, others = Counter[str](), set[str]()
+    for step in steps:
+        if isinstance(step, AddCodes):
+            sums.update((step.left, step.right))
+        else:
+            others.add(step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source)
+    return {name for name in layers - others if sums[name] == 1}
 
 
 def _conv_attributes(op: Conv2d) -> dict[str, Any]:

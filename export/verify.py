@@ -103,7 +103,10 @@ def first_difference(program: IntegerProgram, images: Images, values: Values) ->
 def onnx_values(
     path: Path, program: IntegerProgram, layers: Mapping[str, QuantizedLayer], images: Images
 ) -> Values:
-    """The codes of every value as ONNX Runtime computes them from this file."""
+    """The codes of every value as ONNX Runtime computes them from this file.
+
+    Those that an addition clamps are clamped here.
+    """
     import onnx
     from onnx import TensorProto, helper
 
@@ -118,10 +121,12 @@ def onnx_values(
     )
     runner = OnnxRunner(model.SerializeToString())
     found = runner.session.run([names[name] for name in wanted], {INPUT_NAME: images})
-    return {
-        name: _channels_last(codes.astype(np.int32) - zero_point(program.formats[name]))
-        for name, codes in zip(wanted, found, strict=True)
-    }
+    values = {}
+    for name, stored in zip(wanted, found, strict=True):
+        form = program.formats[name]
+        codes = stored.astype(np.int32) - zero_point(form)
+        values[name] = _channels_last(np.clip(codes, form.low, form.high))
+    return values
 
 
 def executorch_values(

@@ -1,13 +1,12 @@
 """Scales for XNNPACK, which keeps one for each tensor and computes from them what the program multiplies by.
 
 A layer's multiplier is `fl(fl(s_in * k) / s_out)` there, with a scale `k` for each channel's weights. An
-addition is in integers: with `m = rint(2^shift * s / s_out)` for each operand, and `shift` such that the
-greater `m` has 21 bits, `code = (a * m_a + b * m_b + 2^(shift - 1)) >> shift`.
+addition goes by the scales of its operands and of the sum (`export.xnnpack_additions`).
 
-With the program's own scales both often give the program's codes, and fast. Whether they do is decided here
-for all inputs at once: a multiplier is equal or cannot change a code, an addition is tried on all pairs of
-codes. Where one does not, all scales are 1 instead: then a layer's `k` is its multiplier to the bit, and
-additions are computed in float32.
+With the program's own scales both nearly always give the program's codes, and fast. Whether they do is
+decided here for all inputs at once: a multiplier is equal or cannot change a code, an addition is tried on
+all pairs of codes. Where one does not, all scales are 1 instead: then a layer's `k` is its multiplier to the
+bit, and additions are computed in float32 with the program's scales.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer
+from fedmpq.export.xnnpack_additions import exact_factor
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.grid import integer_weights
 from fedmpq.model.integer_program import (
@@ -37,22 +37,25 @@ Vector = NDArray[np.float32]
 MIN_MULTIPLIER = np.float32(2.0**-32)
 UNIT = np.float32(1)
 _UNITS_TRIED = (0, 1, -1, 2, -2, 3, -3)
-_MULTIPLIER_BITS = 20
-_LEAST_RATIO, _GREATEST_RATIO = 2.0**-10, 2.0**8
 
 
 @dataclass(frozen=True)
 class Scales:
-    """`weights` by the output of their layer or average, `values` by name; a value without one has 1."""
+    """`weights` by the output of their layer or average, `values` by name; a value without one has 1.
+
+    `factors` by sum are what `export.xnnpack_additions` found.
+    """
 
     weights: dict[str, Vector]
     values: dict[str, np.float32] = field(default_factory=dict)
+    factors: dict[str, np.float32] = field(default_factory=dict)
 
     def of(self, name: str) -> np.float32:
         return self.values.get(name, UNIT)
 
     @property
-    def integer_additions(self) -> bool:
+    def own(self) -> bool:
+        """Whether these are the program's scales, so that dequantized codes are its reals."""
         return bool(self.values)
 
 
@@ -74,29 +77,36 @@ def _unit_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales:
 
 
 def _own_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales | None:
-    values = {name: form.scale for name, form in program.formats.items()}
     sums = {step.output: step for step in steps if isinstance(step, AddCodes)}
+    if program.output in sums or any(isinstance(step, Requantize) for step in steps):
+        return None
     # The last layer multiplies whole numbers in float32: its input, an average, has scale 1.
-    for name in _before_logits(steps):
-        values[name] = UNIT
+    whole = _before_logits(steps)
+    values = {name: UNIT if name in whole else form.scale for name, form in program.formats.items()}
     scales = Scales({}, values)
     for step in steps:
+        if isinstance(step, QuantizeReal):
+            factor = exact_factor(sums[step.source], step, program.formats, values)
+            if factor is None:
+                return None
+            scales.factors[step.output] = factor
+    return scales if _find_weights(program, steps, scales) else None
+
+
+def _find_weights(program: IntegerProgram, steps: Sequence[Operation], scales: Scales) -> bool:
+    """Those of every layer and average for the scales of the values; whether there are any."""
+    for step in steps:
+        found: Vector | None
         if isinstance(step, RoundedLayer):
             found = _layer_weights(step, program.formats[step.sums.source], scales)
         elif isinstance(step, PoolAverage):
             found = _average_weights(step, program, scales)
-        elif isinstance(step, QuantizeReal):
-            if not _adds_exactly(sums[step.source], step, program, scales):
-                return None
-            continue
-        elif isinstance(step, Requantize) or program.output in sums:
-            return None
         else:
             continue
         if found is None:
-            return None
+            return False
         scales.weights[step.output] = found
-    return scales
+    return True
 
 
 def _before_logits(steps: Sequence[Operation]) -> list[str]:
@@ -157,18 +167,3 @@ def _average_weights(step: PoolAverage, program: IntegerProgram, scales: Scales)
         for multiplier in (step.multiplier, _multiplier(weights, before, after)[0])
     )
     return weights if np.array_equal(wanted, got) else None
-
-
-def _adds_exactly(add: AddCodes, rounding: QuantizeReal, program: IntegerProgram, scales: Scales) -> bool:
-    left, right = program.formats[add.left], program.formats[add.right]
-    a = np.arange(left.low, left.high + 1)[:, None]
-    b = np.arange(right.low, right.high + 1)[None, :]
-    real = a.astype(np.float32) * add.left_scale + b.astype(np.float32) * add.right_scale
-    wanted = np.clip(np.rint(real / rounding.scale), rounding.low, rounding.high)
-    ratios = np.array([scales.of(add.left), scales.of(add.right)], np.float32) / scales.of(rounding.output)
-    if ratios.min() < _LEAST_RATIO or ratios.max() >= _GREATEST_RATIO:
-        return False
-    shift = _MULTIPLIER_BITS - int(np.floor(np.log2(ratios.max())))
-    factors = np.rint(np.ldexp(ratios.astype(np.float64), shift)).astype(np.int64)
-    sums = (a * factors[0] + b * factors[1] + (1 << (shift - 1))) >> shift
-    return np.array_equal(np.clip(sums, rounding.low, rounding.high), wanted)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -46,9 +47,16 @@ class Exports:
         self._folder = state / "exports"
         self._turn = asyncio.Lock()
 
+    def has(self, run: Run, wanted: str) -> bool:
+        """Whether the files of the run's newest model in this format are made."""
+        return self._folder_of(run, wanted).exists()
+
+    def _folder_of(self, run: Run, wanted: str) -> Path:
+        return self._folder / f"{run.run_id}-{run.round}-{wanted}"
+
     async def make(self, run: Run, wanted: str) -> list[ModelFile]:
         """The files of the run's newest model in this format, made now if they are not there yet."""
-        folder = self._folder / f"{run.run_id}-{run.round}-{wanted}"
+        folder = self._folder_of(run, wanted)
         async with self._turn:
             if not folder.exists():
                 await self._export(run, wanted, folder)
@@ -63,8 +71,10 @@ class Exports:
         return file
 
     async def _export(self, run: Run, wanted: str, folder: Path) -> None:
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in self._folder.glob(f".{folder.name}.*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        # A name of its own: a killed server's export may still be writing to the one it was given.
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fedmpq.cli", "export"),
             *("--run", str(self._state), "--run-name", run.run_id, "--blobs", self._blobs),

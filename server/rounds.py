@@ -127,6 +127,9 @@ class Coordinator:
         """Run after run, until told to stop, or until none is left if `exit_when_done`."""
         self._blobs_once_used = await asyncio.to_thread(self.store.blobs_in_use)
         await self._remember_last()
+        if self._last is not None:
+            # A server that was killed may not have come to it; no later run has begun before.
+            await self._export(self._last)
         try:
             while True:
                 seen = self.hub.changed.count
@@ -211,12 +214,13 @@ class Coordinator:
 
     async def _export(self, run: Run) -> None:
         """The model files the run asks for. It is finished without them too, so a failure is only told."""
-        if self.active is None or run.state != "finished" or not self.active.config.export:
+        wanted = run.config.get("export", ()) if run.state == "finished" else ()
+        if all(self.exports.has(run, each) for each in wanted):
             return
         self.waiting_for = "the export"
         try:
-            made = [await self.exports.make(run, wanted) for wanted in self.active.config.export]
-        except ExportFailed as error:
+            made = [await self.exports.make(run, each) for each in wanted]
+        except (ExportFailed, OSError) as error:
             say(log, "no model files", level=logging.ERROR, run=run.name, error=str(error))
         else:
             say(log, "model files made", run=run.name, files=sum(map(len, made)))

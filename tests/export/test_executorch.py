@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedmpq.export import executorch_lowering, verify
 from fedmpq.export.executorch_lowering import lower_to_executorch
 from fedmpq.export.executorch_runtime import ExecuTorchRunner
 from fedmpq.export.exporting import Deployed, export_model
+from fedmpq.export.float_executorch import lower_float_to_executorch
+from fedmpq.export.float_onnx import lower_float, normalised
 from fedmpq.export.format import MAX_BATCH, ExportError
+from fedmpq.export.onnx_runtime import float_session
 from fedmpq.export.operations import RoundedLayer, operations
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
+from fedmpq.model.quantized import dequantize_all
 from tests.export.models import deployed
 from tests.export.test_onnx import users_model
 
@@ -96,3 +101,15 @@ def test_a_mismatch_deletes_the_file_and_names_the_layer(
     with pytest.raises(ExportError, match=r"ExecuTorch computes 'relu_3.quantized' of 'digits_cnn'"):
         export_model(deployed("digits_cnn", (4, 3)), "executorch", tmp_path / "wrong")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_fp32_twin_is_the_network_that_onnx_runtime_runs() -> None:
+    """What a file's speed is compared with in its own runtime."""
+    model = deployed("digits_cnn", (4,))
+    weights = dequantize_all(model.layers)
+    program = compile_program(model.graph, model.layers, model.side)
+    images = normalised(model.graph, verify.random_images(program, 3))
+    pte = lower_float_to_executorch(model.graph, weights, model.side)
+    (got,) = ExecuTorchRunner(pte).run(torch.from_numpy(images))
+    expected = float_session(lower_float(model.graph, weights, model.side).SerializeToString())(images)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from fedmpq.export.integer_add import Ratios, exact_ratios
+from fedmpq.export.integer_add import Operand, Ratios, exact_ratios
 from fedmpq.export.onnx_runtime import float_session
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.integer_program import AddCodes, QuantizeReal
@@ -51,7 +51,7 @@ def test_found_ratios_add_as_the_program_does(signed: bool) -> None:
         scales = random.uniform(0.01, 0.1, 3).astype(np.float32)
         add = AddCodes("sum", "a", "b", *scales[:2])
         rounding = QuantizeReal("q", "sum", scales[2], 0, 15)
-        ratios = exact_ratios(add, rounding, left, right, ZERO)
+        ratios = exact_ratios(add, rounding, Operand(left, ZERO), Operand(right, zero), 0)
         if ratios is None:
             continue
         found += 1
@@ -66,4 +66,18 @@ def test_exact_ties_have_no_ratios() -> None:
     """Half a code and half a code: which way it rounds would hang on the order of operations."""
     codes = CodeFormat(np.float32(0.5), -127, 127)
     add = AddCodes("sum", "a", "b", np.float32(0.5), np.float32(0.5))
-    assert exact_ratios(add, QuantizeReal("q", "sum", np.float32(1), -127, 127), codes, codes, ZERO) is None
+    operand, rounding = Operand(codes, ZERO), QuantizeReal("q", "sum", np.float32(1), -127, 127)
+    assert exact_ratios(add, rounding, operand, operand, ZERO) is None
+
+
+def test_operands_need_no_clamp_where_the_sums_clamp_hides_it() -> None:
+    """Byte 0 means -128, which no code is: it must add like -127."""
+    branch = CodeFormat(np.float32(0.0401), -127, 127)
+    trunk = CodeFormat(np.float32(0.0307), 0, 15)
+    add = AddCodes("sum", "a", "b", branch.scale, trunk.scale)
+    unclamped, other = Operand(branch, ZERO, clamped=False), Operand(trunk, 0)
+    assert (unclamped.codes[0], unclamped.meant[0]) == (-128, -127)
+    rounded = QuantizeReal("q", "sum", np.float32(0.32), 0, 15)
+    assert exact_ratios(add, rounded, unclamped, other, 0) is not None
+    signed = QuantizeReal("q", "sum", np.float32(0.0433), -127, 127)
+    assert exact_ratios(add, signed, unclamped, other, ZERO) is None
