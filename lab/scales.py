@@ -70,7 +70,7 @@ SCALES: dict[ScaleName, Scale] = {
         "small",
         size=16,
         cut=Cut(train_limit=10000, test_limit=2000, rounds=20, epochs=2),
-        local_epochs=(1, 2, 4, 6, 8),
+        local_epochs=(1, 2, 4),
         own_cuts={"tiny-imagenet": Cut(train_limit=10100, test_limit=1010, rounds=20, epochs=2)},
         settings={"evaluate_every": 2},
     ),

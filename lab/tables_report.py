@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from fedmpq.lab.report import NO_VALUE, Summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+ACCURACY = "test accuracy in %, what devices run"
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,9 @@ def plot(table: Table, scores: Scores, note: str, path: Path) -> None:
 
     figure = Figure(figsize=(8.0, 4.4), layout="constrained")
     axes = figure.subplots()
-    {"bars": _bars, "lines": _lines, "map": _map}[table.picture](axes, table, scores)
+    # The rows of a single column are named at their bars: a legend has no room for long names.
+    bars = _bars if len(table.columns) > 1 else _lying_bars
+    {"bars": bars, "lines": _lines, "map": _map}[table.picture](axes, table, scores)
     axes.set_title(f"{table.title}\n{note}", fontsize=10)
     _save(figure, path)
 
@@ -169,30 +173,62 @@ def _numbers(mean: Mean | None) -> tuple[str, str]:
 
 def _bars(axes: Axes, table: Table, scores: Scores) -> None:
     """A group of bars for each column, with `W` as a diamond and the paper's figure as a line across."""
-    width = 0.8 / len(table.rows)
-    marks: dict[str, list[tuple[float, float]]] = {"W": [], "paper's full setting": []}
-    for index, row in enumerate(table.rows):
-        offset = (index - (len(table.rows) - 1) / 2) * width
-        places = np.arange(len(table.columns)) + offset
-        means = [_headline(scores, row, column) for column in table.columns]
-        heights = [mean.value if mean else 0.0 for mean in means]
-        errors = [(mean.spread or 0.0) if mean else 0.0 for mean in means]
-        axes.bar(places, heights, 0.92 * width, yerr=errors, capsize=2, label=row.title)
-        for place, column in zip(places, table.columns, strict=True):
-            score = scores.get((row.key, column.key))
-            if score and score.deployed:
-                marks["W"].append((place, score.full_precision.value))
-            if (figure := table.figures.get((row.key, column.key))) is not None:
-                marks["paper's full setting"].append((place, figure))
-    for (label, points), style in zip(marks.items(), ("wD", "k_"), strict=True):
-        if points:
-            size = 4 if label == "W" else 300 * width / len(table.columns)
-            axes.plot(*zip(*points, strict=True), style, mec="black", ms=size, lw=0, label=label)
-    axes.set_xticks(range(len(table.columns)), [column.title for column in table.columns])
-    axes.set_ylabel("test accuracy in %, what devices run")
+    columns, width = np.arange(len(table.columns)), 0.8 / len(table.rows)
+    offsets = (np.arange(len(table.rows)) - (len(table.rows) - 1) / 2) * width
+    for row, offset in zip(table.rows, offsets, strict=True):
+        heights, errors = _lengths(scores, [(row, column) for column in table.columns])
+        axes.bar(columns + offset, heights, 0.92 * width, yerr=errors, capsize=2, label=row.title)
+    length = 300 * width / len(table.columns)
+    _mark(axes, table, scores, lambda i, j, value: (j + offsets[i], value), "k_", length)
+    axes.set_xticks(columns, [column.title for column in table.columns])
+    axes.set_ylabel(ACCURACY)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+
+
+def _lying_bars(axes: Axes, table: Table, scores: Scores) -> None:
+    """A table of one column: the same, each row's bar beside its name."""
+    (column,) = table.columns
+    rows = range(len(table.rows))
+    lengths, errors = _lengths(scores, [(row, column) for row in table.rows])
+    axes.barh(rows, lengths, 0.75, xerr=errors, capsize=2, color=[f"C{index}" for index in rows])
+    _mark(axes, table, scores, lambda i, j, value: (value, i), "k|", 14)
+    axes.set_yticks(rows, [row.title for row in table.rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{ACCURACY}, {column.title}")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+
+
+Place = Callable[[int, int, float], tuple[float, float]]
+"""Where in the picture a row's and a column's index and an accuracy are."""
+
+
+def _mark(axes: Axes, table: Table, scores: Scores, place: Place, line: str, length: float) -> None:
+    """`W` as diamonds and the paper's figures as lines across the bars, where there are any."""
+    exact, paper = [], []
+    for i, row in enumerate(table.rows):
+        for j, column in enumerate(table.columns):
+            key = row.key, column.key
+            if key in scores and scores[key].deployed:
+                exact.append(place(i, j, scores[key].full_precision.value))
+            if key in table.figures:
+                paper.append(place(i, j, table.figures[key]))
+    for points, style, size, label in (
+        (exact, "wD", 4.0, "W"),
+        (paper, line, length, "paper's full setting"),
+    ):
+        if points:
+            axes.plot(*zip(*points, strict=True), style, mec="black", ms=size, label=label)
+
+
+def _lengths(scores: Scores, cells: Sequence[tuple[Line, Line]]) -> tuple[list[float], list[float]]:
+    """Lengths of the cells' bars and of their error bars; nothing where there is no score."""
+    means = [_headline(scores, row, column) or Mean(0.0, None) for row, column in cells]
+    return [mean.value for mean in means], [mean.spread or 0.0 for mean in means]
 
 
 def _lines(axes: Axes, table: Table, scores: Scores) -> None:
@@ -213,7 +249,7 @@ def _lines(axes: Axes, table: Table, scores: Scores) -> None:
             axes.plot(places, whole, "--", color=color, lw=1, label=f"{row.title}, W")
     axes.set_xticks([float(column.key) for column in table.columns])
     axes.set_xlabel(table.column_heading)
-    axes.set_ylabel("test accuracy in %, what devices run")
+    axes.set_ylabel(ACCURACY)
     axes.grid(alpha=0.3)
     if scores:
         axes.legend(fontsize=8, ncols=2)
@@ -232,7 +268,7 @@ def _map(axes: Axes, table: Table, scores: Scores) -> None:
     image = axes.imshow(values, aspect="auto", cmap="viridis", vmin=low, vmax=high)
     axes.set_xticks(range(len(table.columns)), [column.title for column in table.columns])
     axes.set_yticks(range(len(table.rows)), [row.title for row in table.rows])
-    axes.figure.colorbar(image, ax=axes, label="test accuracy in %, what devices run")
+    axes.figure.colorbar(image, ax=axes, label=ACCURACY)
 
 
 def _headline(scores: Scores, row: Line, column: Line) -> Mean | None:

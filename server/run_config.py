@@ -5,35 +5,17 @@ Names are those of `fedmpq simulate` where they mean the same.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from fedmpq.model.data import MAX_CLASSES, Dataset, load
-from fedmpq.model.exchange import PlanError, TrainingPlan
 from fedmpq.model.export_formats import FORMATS
-from fedmpq.model.grid import StepRule
 from fedmpq.model.start import ImageFormat
-from fedmpq.server.recipe import (
-    ABLATIONS,
-    PROFILES,
-    QUANTIZED_METHODS,
-    Deal,
-    Merge,
-    Profile,
-    Recipe,
-    make_recipe,
-)
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fedmpq.server.method_settings import MethodSettings, parse_toml, read_toml, typed_settings
 
 MAX_SIDE = 65536
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -44,16 +26,13 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(MethodSettings):
     """One run of a method over the clients that connect."""
 
+    error = ConfigError
+
     name: str
-    model: str = "resnet20"
-    method: str = "fedmpq"
-    profile: Profile = "best"
-    ablation: str = "all"
-    rounds: int = 50
-    seed: int = 0
+    _: KW_ONLY
     clients_per_round: int | None = None
     """Clients that train in a round; or else `participation` says which share of those connected."""
     participation: float | None = None
@@ -75,76 +54,27 @@ class RunConfig:
     """Formats of the model files made after the last round; boards can ask for one at any time."""
     test_data: str | None = None
     """Measures accuracy after every round; without it clients measure on their own data."""
-    evaluate_every: int = 1
     image: tuple[int, ...] | None = None
     """(height, width, channels); by default those of `test_data`, as the four that follow."""
     classes: int | None = None
     class_names: tuple[str, ...] | None = None
     input_scale: float | None = None
     input_zero_point: int | None = None
-    epochs: int = 5
-    batch_size: int = 64
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    momentum_bits: int = 32
-    weight_decay: float = 5e-4
-    code_learning_rate: float = 0.1
-    lasso: float = 0.01
-    prune_density: float = 0.03
-    pad: int = 0
-    flip: bool = False
-    side_bits: int = 16
-    deal: Deal | None = None
-    step_rule: StepRule | None = None
-    merge: Merge | None = None
-    per_channel: bool = False
-    averaging: float | None = None
-    moved_statistics: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"name = {self.name!r}: letters, digits and '_.-', at most 64, please")
-        self._check_words()
+        for wanted in self.export:
+            self._check_choice("export", wanted, FORMATS)
         self._check_numbers()
         self._check_clients()
         self._check_images()
-        try:
-            self.plan()
-        except PlanError as error:
-            raise ConfigError(str(error)) from None
-
-    def _check_words(self) -> None:
-        for wanted in self.export:
-            _choice("export", wanted, FORMATS)
-        _choice("method", self.method, QUANTIZED_METHODS)
-        _choice("profile", self.profile, PROFILES)
-        _choice("ablation", self.ablation, tuple(ABLATIONS))
-        for name, allowed in (("deal", Deal), ("step_rule", StepRule), ("merge", Merge)):
-            if getattr(self, name) is not None:
-                _choice(name, getattr(self, name), get_args(allowed))
-        for name, plain in (("ablation", "all"), ("deal", None)):
-            value = getattr(self, name)
-            if self.method != "fedmpq" and value != plain:
-                raise ConfigError(f"{name} = {value!r} goes with method fedmpq, not with {self.method}")
 
     def _check_numbers(self) -> None:
-        for name in (
-            "rounds",
-            "clients_per_round",
-            "min_clients",
-            "keep_models",
-            "evaluate_every",
-            "classes",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} = {value} is too small; the least is 1")
+        self._check_at_least_one("clients_per_round", "min_clients", "keep_models", "classes")
         if self.max_samples < 2:
             raise ConfigError(f"max_samples = {self.max_samples} is too small; the least is 2")
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed = {self.seed} is outside 0..{2**32 - 1}")
-        if self.averaging is not None and not 0 <= self.averaging < 1:
-            raise ConfigError(f"averaging = {self.averaging} is outside 0 <= averaging < 1")
         _within("over_selection", self.over_selection, 0, 10)
         _within("deadline_seconds", self.deadline_seconds, 0, 1e9)
         for name, high in (("quorum", 1.0), ("participation", 1.0), ("max_update_norm", math.inf)):
@@ -215,28 +145,6 @@ class RunConfig:
         """Updates without which a round of `target` is not merged."""
         return max(1, math.ceil(self.quorum * target - 1e-9))
 
-    def plan(self) -> TrainingPlan:
-        shared = {field.name for field in fields(TrainingPlan)} & {field.name for field in fields(self)}
-        return TrainingPlan(**{name: getattr(self, name) for name in shared})
-
-    def recipe(self) -> Recipe:
-        return make_recipe(
-            self.method,
-            self.profile,
-            self.ablation,
-            self.plan(),
-            deal=self.deal,
-            step_rule=self.step_rule,
-            merge=self.merge,
-            per_channel=self.per_channel,
-            averaging=self.averaging,
-            moved_statistics=self.moved_statistics,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every setting, as `make_config` takes it and JSON can hold it; infinity is a word."""
-        return {name: "inf" if value == math.inf else value for name, value in asdict(self).items()}
-
 
 @dataclass(frozen=True)
 class Images:
@@ -248,29 +156,19 @@ class Images:
 
 def read_config(path: Path) -> RunConfig:
     """The settings of a TOML file; paths in it start from its folder, and without a name it gives its own."""
+    settings = {"name": path.stem} | read_toml(path, ConfigError)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    try:
-        return parse_config(text, path.parent, path.stem)
+        return _located(make_config(settings), path.parent)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def parse_config(text: str, folder: Path, default_name: str | None = None) -> RunConfig:
+def parse_config(text: str, folder: Path) -> RunConfig:
     """The settings of a TOML text; relative paths in it start from `folder`."""
-    try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}") from None
-    if nested := [name for name, value in settings.items() if isinstance(value, dict)]:
-        raise ConfigError(f"[{nested[0]}] is a table; settings are flat, such as rounds = 50")
-    if default_name is not None:
-        settings.setdefault("name", default_name)
-    config = make_config(settings)
+    return _located(make_config(parse_toml(text, ConfigError, "the configuration")), folder)
+
+
+def _located(config: RunConfig, folder: Path) -> RunConfig:
     if config.test_data is None:
         return config
     return replace(config, test_data=str((folder / Path(config.test_data).expanduser()).resolve()))
@@ -278,16 +176,10 @@ def parse_config(text: str, folder: Path, default_name: str | None = None) -> Ru
 
 def make_config(settings: Mapping[str, Any]) -> RunConfig:
     """A config from plain settings; an unknown name is an error that suggests the nearest known one."""
-    known = [field.name for field in fields(RunConfig)]
-    values = {name.replace("-", "_"): value for name, value in settings.items()}
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
-            raise ConfigError(f"there is no setting {name!r}{hint}")
+    values = typed_settings(RunConfig, settings)
     if "name" not in values:
         raise ConfigError("name is missing; a run is known by its name")
-    return RunConfig(**{name: _typed(name, value) for name, value in values.items()})
+    return RunConfig(**values)
 
 
 def difference(old: RunConfig, new: RunConfig) -> str | None:
@@ -345,50 +237,3 @@ def _check_test_data(config: RunConfig, test: Dataset) -> None:
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(f"{name} = {value} is outside {low:g}..{high:g}")
-
-
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name} = {value!r} is none of {', '.join(allowed)}{hint}")
-
-
-_ANNOTATIONS = {field.name: str(field.type).removesuffix(" | None") for field in fields(RunConfig)}
-_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "tuple[int, ...]": ((int,), "a list of whole numbers"),
-    "tuple[str, ...]": ((str,), "a list of words in quotes"),
-}
-_WORD = ((str,), "a word in quotes")
-
-
-def _typed(name: str, value: Any) -> Any:
-    """The value as its field's type; TOML writes 1 where 1.0 is meant, and nothing else is converted."""
-    if value is None and name in _OPTIONAL:
-        return None
-    annotation = _ANNOTATIONS[name]
-    kinds, wanted = _KINDS.get(annotation, _WORD)
-    if annotation == "float" and value == "inf":
-        return math.inf
-    if annotation.startswith("tuple"):
-        if not isinstance(value, list | tuple) or not all(_is(item, kinds) for item in value):
-            raise ConfigError(f"{name} = {value!r} is not {wanted}")
-        return tuple(value)
-    if not _is(value, kinds):
-        raise ConfigError(f"{name} = {value!r} is not {wanted}")
-    return _as_float(name, value) if annotation == "float" else value
-
-
-def _is(value: Any, kinds: tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
-
-
-def _as_float(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise ConfigError(f"{name} holds a number too large for any use") from None

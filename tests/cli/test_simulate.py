@@ -112,7 +112,7 @@ def test_a_run_says_what_it_does_and_leaves_log_checkpoint_and_picture(capsys: C
     out = succeed(capsys, *TINY, "--rounds", "2", "--out", "a/run")
     lines = out.splitlines()
     assert lines[0].startswith(
-        "fedmpq-paper seed 0: digits_cnn (19,408 weights in 7 layers), 60 training and 30"
+        "fedmpq-best seed 0: digits_cnn (19,408 weights in 7 layers), 60 training and 30"
     )
     assert lines[1].startswith("round 1/2  W ")
     assert lines[2].startswith("round 2/2  W ")
@@ -121,7 +121,7 @@ def test_a_run_says_what_it_does_and_leaves_log_checkpoint_and_picture(capsys: C
     results = [result.accuracies for result in read_log(Path("a/run")) if result.accuracies]
     assert table_rows(out) == {
         "method": ["W", "2 bit", "4 bit", "8 bit", "mean deployed"],
-        "fedmpq-paper": [
+        "fedmpq-best": [
             f"{50 * (results[0].accuracy + results[1].accuracy):.1f}",
             *(f"{50 * (results[0].deployed[b] + results[1].deployed[b]):.1f}" for b in ("2", "4", "8")),
             f"{50 * (results[0].mean_deployed + results[1].mean_deployed):.1f}",
@@ -196,10 +196,10 @@ def test_json_is_all_there_is_on_standard_output(capsys: Capture) -> None:
     assert code == 0
     first, second, summary = json_lines(out)
     assert [first["type"], second["type"], summary["type"]] == ["round", "round", "summary"]
-    assert (first["round"], first["method"], first["seed"]) == (1, "fedmpq-paper", 3)
+    assert (first["round"], first["method"], first["seed"]) == (1, "fedmpq-best", 3)
     assert list(first["deployed"]) == ["2", "4", "8"]
     assert summary["tail"] == 2
-    (row,) = summary["methods"]["fedmpq-paper"]
+    (row,) = summary["methods"]["fedmpq-best"]
     assert row["seed"] == 3
     assert row["accuracy"] == pytest.approx((first["accuracy"] + second["accuracy"]) / 2)
     assert "picture: run/run.png" in err
@@ -211,38 +211,38 @@ def test_json_is_all_there_is_on_standard_output(capsys: Capture) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_a_comparison_is_one_table_and_goes_on_where_it_stopped(capsys: Capture) -> None:
     words = [*TINY, "--rounds", "1", "--out", "both", "--seeds", "0,1,0", "--compare"]
-    out = succeed(capsys, *words, "fedmpq:best,aqfl, fp32,aqfl")
+    out = succeed(capsys, *words, "fedmpq:paper,aqfl, fp32,aqfl")
     rows = table_rows(out)
-    assert list(rows) == ["method", "fedmpq-best", "aqfl-paper", "fp32"]
+    assert list(rows) == ["method", "fedmpq-paper", "aqfl-best", "fp32"]
     assert rows["method"] == ["W", "2 bit", "4 bit", "8 bit", "mean deployed"]
-    assert all("±" in cell for cell in rows["aqfl-paper"])
+    assert all("±" in cell for cell in rows["aqfl-best"])
     assert rows["fp32"][1:4] == ["–", "–", "–"]
     assert rows["fp32"][0] == rows["fp32"][4]
     assert "2 seeds" in out
-    labels = ("fedmpq-best", "aqfl-paper", "fp32")
+    labels = ("fedmpq-paper", "aqfl-best", "fp32")
     folders = {f"{label}-digits_cnn-{seed}" for label in labels for seed in (0, 1)}
     assert {path.name for path in Path("both").iterdir()} == folders | {"compare.png"}
     assert_png(Path("both/compare.png"))
     # Once more, one method more: only that one runs.
-    again = succeed(capsys, *words, "fedmpq:best,aqfl,fp32,fedmpq:paper:msb")
+    again = succeed(capsys, *words, "fedmpq:paper,aqfl,fp32,fedmpq:best:msb")
     assert again.count("finished before") == 6
     assert again.count("round 1/1") == 2
-    assert table_rows(again)["aqfl-paper"] == rows["aqfl-paper"]
-    assert "fedmpq-paper-msb" in table_rows(again)
+    assert table_rows(again)["aqfl-best"] == rows["aqfl-best"]
+    assert "fedmpq-best-msb" in table_rows(again)
     # With other settings nothing is mixed, and nothing has run before that is said.
     line = mistake(capsys, *words, "fpq8,aqfl", "--learning-rate", "0.05")
-    assert line.startswith("both/aqfl-paper-digits_cnn-0 holds a run with other settings")
-    assert not Path("both/fpq8-paper-digits_cnn-0").exists()
+    assert line.startswith("both/aqfl-best-digits_cnn-0 holds a run with other settings")
+    assert not Path("both/fpq8-best-digits_cnn-0").exists()
 
 
 @pytest.mark.usefixtures("in_process")
 def test_what_only_fedmpq_has_does_not_disturb_the_others(capsys: Capture) -> None:
-    options = ["--deal", "least_error", "--ablation", "msb+deal", "--json"]
+    options = ["--deal", "pruning_growing", "--ablation", "msb+deal", "--json"]
     code, out, _ = simulate(capsys, *TINY, "--rounds", "1", "--compare", "fedmpq,aqfl", *options)
     assert code == 0
-    assert list(json_lines(out)[-1]["methods"]) == ["fedmpq-paper-msb+deal", "aqfl-paper"]
+    assert list(json_lines(out)[-1]["methods"]) == ["fedmpq-best-msb+deal", "aqfl-best"]
     folder = Path("runs/compare-digits_cnn")
-    dealt = load_checkpoint(folder / "aqfl-paper-digits_cnn-0").model.clients
+    dealt = load_checkpoint(folder / "aqfl-best-digits_cnn-0").model.clients
     assert [client.dealt for client in dealt] == [(2,) * 7, (4,) * 7, (8,) * 7]
 
 
@@ -393,7 +393,7 @@ def test_ones_own_model_runs(capsys: Capture, method: str) -> None:
     write_model(f"own_{method}", GOOD)
     out = succeed(capsys, *TINY, "--model", f"own_{method}:build", "--method", method, "--rounds", "1")
     assert f"own_{method}:build (2,596 weights in 2 layers)" in out
-    profile = "-paper" if method in ("fedmpq", "fpq8") else ""
+    profile = "-best" if method in ("fedmpq", "fpq8") else ""
     assert Path(f"runs/{method}{profile}-own_{method}.build-0/run.png").exists()
 
 

@@ -12,7 +12,7 @@ from tests.federation.federation import Federation, assert_same
 @pytest.mark.parametrize(("per_round", "database"), [(4, "sqlite"), (2, "postgresql")], indirect=["database"])
 def test_the_same_seed_gives_the_same_model(tmp_path: Path, per_round: int, database: str | None) -> None:
     budgets = (2, 4, 6, 8)
-    settings = {"clients_per_round": per_round, "min_clients": 4}
+    settings = {"profile": "paper", "clients_per_round": per_round, "min_clients": 4}
     with Federation(tmp_path, budgets, settings, database) as federation:
         federation.start_server()
         federation.start_boards()

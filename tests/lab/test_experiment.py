@@ -32,10 +32,10 @@ def refused(settings: dict[str, Any]) -> str:
     return message
 
 
-def test_the_defaults_are_the_papers_experiment() -> None:
+def test_the_defaults_are_the_papers_experiment_with_the_best_profile() -> None:
     experiment = make_experiment({"data": "cifar10:x"})
     assert list(experiment.budgets) == [2, 2, 4, 4, 4, 6, 6, 6, 8, 8] == list(PAPER_BUDGETS)
-    assert (experiment.method, experiment.profile, experiment.model) == ("fedmpq", "paper", "resnet20")
+    assert (experiment.method, experiment.profile, experiment.model) == ("fedmpq", "best", "resnet20")
     assert (experiment.rounds, experiment.epochs, experiment.batch_size) == (50, 5, 64)
     assert (experiment.learning_rate, experiment.momentum, experiment.weight_decay) == (0.1, 0.9, 5e-4)
     assert (experiment.lasso, experiment.prune_density, experiment.alpha) == (0.01, 0.03, 0.5)
@@ -148,11 +148,13 @@ def test_labels_tell_all_runs_of_a_comparison_apart() -> None:
 def test_the_recipe_is_the_methods_with_its_overrides() -> None:
     base = {"data": "digits", "lasso": 0.5, "epochs": 3}
     plan = TrainingPlan(lasso=0.5, epochs=3)
-    assert make_experiment({**base, "method": "aqfl"}).recipe() == aqfl("paper", plan)
+    paper = {**base, "profile": "paper"}
+    assert make_experiment({**paper, "method": "aqfl"}).recipe() == aqfl("paper", plan)
     assert make_experiment({**base, "method": "fpq8", "profile": "best"}).recipe() == fpq8("best", plan)
-    assert make_experiment({**base, "ablation": "msb"}).recipe() == ablated("paper", plan, "msb")
+    assert make_experiment({**paper, "ablation": "msb"}).recipe() == ablated("paper", plan, "msb")
+    assert make_experiment({**base, "ablation": "msb"}).recipe() == ablated("best", plan, "msb")
     own = make_experiment(
-        {**base, "step_rule": "least_error", "merge": "deltas", "deal": "full", "per_channel": True}
+        {**paper, "step_rule": "least_error", "merge": "deltas", "deal": "full", "per_channel": True}
     )
     recipe = own.recipe()
     assert (recipe.step_rule, recipe.merge, recipe.deal) == ("least_error", "deltas", "full")
@@ -165,14 +167,14 @@ def test_averaging_and_moved_statistics_are_the_profiles_unless_they_are_set() -
         return recipe.averaging, recipe.moved_statistics
 
     best = fedmpq("best", TrainingPlan())
-    assert choice() == (0.0, False)
-    assert choice(profile="best") == (best.averaging, best.moved_statistics)
+    assert choice(profile="paper") == (0.0, False)
+    assert choice() == choice(profile="best") == (best.averaging, best.moved_statistics)
     assert 0 < best.averaging < 1
     assert best.moved_statistics
     assert choice(profile="best", averaging=0.5, moved_statistics=False) == (0.5, False)
     # Nothing is not the same as not said.
     assert choice(profile="best", averaging=0) == (0.0, True)
-    assert choice(averaging=0.5, moved_statistics=True) == (0.5, True)
+    assert choice(profile="paper", averaging=0.5, moved_statistics=True) == (0.5, True)
     assert choice(profile="best", method="aqfl", averaging=0.25) == (0.25, True)
 
 
@@ -214,7 +216,7 @@ def test_every_setting_can_come_from_toml(tmp_path: Path) -> None:
     experiment = make_experiment(read_toml(path))
     assert experiment == Experiment(
         "digits",
-        "fpq8",
+        method="fpq8",
         model="digits_cnn",
         budgets=(2, 4),
         alpha=math.inf,

@@ -238,6 +238,29 @@ def test_the_model_on_the_devices_is_w(data: Dataset) -> None:
     assert simulated.logits(probe, data.images).tobytes() == logits.tobytes()
 
 
+@pytest.mark.parametrize("method", ["fp32", "fedpaq", "uveqfed"])
+def test_devices_run_the_moving_average_where_one_is_asked_for(data: Dataset, method: str) -> None:
+    """`(W_2 + d W_1) / (1 + d)` after two rounds, while training goes on from `W_2`."""
+    simulated, start = simulation(data, method, averaging=0.25)
+    plain, _ = simulation(data, method)
+    first = simulated.merge(start, updates_of(simulated, start, data))
+    second = simulated.merge(first, updates_of(simulated, first, data))
+    without = plain.merge(replace(first, average=None), updates_of(plain, first, data))
+    assert_same(second.weights, without.weights)
+    assert_same(second.side, without.side)
+    (probe,), (last,) = simulated.probes(second), plain.probes(without)
+    assert probe.weights is not None
+    for mean, newer, older in (
+        (probe.weights, second.weights, first.weights),
+        (probe.side, second.side, first.side),
+    ):
+        assert mean.keys() == newer.keys()
+        for name, tensor in mean.items():
+            assert tensor == pytest.approx((newer[name] + 0.25 * older[name]) / 1.25, rel=1e-5, abs=1e-6)
+    assert_same(last.weights or {}, second.weights)
+    assert simulated.logits(probe, data.images).tobytes() != plain.logits(last, data.images).tobytes()
+
+
 # Codecs
 
 

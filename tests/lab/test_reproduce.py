@@ -25,7 +25,7 @@ from fedmpq.lab import paper_tables, reproduce_command, simulation
 from fedmpq.lab.cells import Cell, Clock, Ended, Slots, Status, Watcher, cell_bytes, run_cells, slots_for
 from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
-from fedmpq.lab.paper_tables import DATA_SETS
+from fedmpq.lab.paper_tables import DATA_SETS, TABLES
 from fedmpq.lab.reproduce_command import cell_name, make_plan
 from fedmpq.lab.scales import SCALES, Cut, Scale
 from fedmpq.lab.simulation import LOG_NAME, RoundResult, read_log
@@ -341,15 +341,36 @@ def test_stored_images_are_those_of_a_simulation(tmp_path: Path, monkeypatch: py
 
 def test_a_cells_name_says_what_sets_it_apart() -> None:
     def name(**changes: Any) -> str:
-        return cell_name(DATA_SETS[0], replace(Experiment("x"), **changes))
+        return cell_name(DATA_SETS[0], replace(Experiment("x", profile="paper"), **changes))
 
     assert name() == "cifar10-fedmpq-paper-alpha0.5-epochs5-seed0"
+    assert name(profile="best", averaging=0.0) == "cifar10-fedmpq-best-alpha0.5-epochs5-averaging0-seed0"
     assert name(lasso=0.1, prune_density=0.05) == (
         "cifar10-fedmpq-paper-alpha0.5-epochs5-prune-density0.05-lasso0.1-seed0"
     )
     assert (
         name(method="fp32", budgets=(4.0,) * 20, alpha=1.0) == "cifar10-fp32-alpha1-epochs5-clients20-seed0"
     )
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_every_cell_of_a_table_has_a_name_of_its_own(name: str) -> None:
+    names = [cell for cell, _ in named_cells(name)]
+    assert len(set(names)) == len(names)
+
+
+def test_tables_share_a_name_where_they_share_a_cell_and_nowhere_else() -> None:
+    cells = [cell for table in TABLES for cell in named_cells(table)]
+    names = {experiment: name for name, experiment in cells}
+    assert len(set(names.values())) == len(names) < len(cells)
+
+
+def named_cells(name: str) -> list[tuple[str, Experiment]]:
+    """The table's cells at the paper's scale."""
+    scale, data_set = SCALES["paper"], DATA_SETS[0]
+    table, common = TABLES[name](data_set, (), scale.local_epochs), scale.experiment_settings(data_set)
+    made = [table.experiment(row, column, common, "x", 0) for row, column in table.cells()]
+    return [(cell_name(data_set, experiment), experiment) for experiment in made]
 
 
 # Ctrl-C

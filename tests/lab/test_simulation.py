@@ -225,16 +225,19 @@ def broken_off(experiment: Experiment, folder: Path, after: int) -> None:
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
-    ("settings", "breaks"),
-    [({}, (0, 1, 2)), ({"profile": "best"}, (1, 2)), ({"method": "fedpaq", "alpha": float("inf")}, (1,))],
+    ("settings", "averaged", "breaks"),
+    [
+        ({"profile": "paper"}, False, (0, 1, 2)),
+        ({"profile": "best"}, True, (1, 2)),
+        ({"method": "fedpaq", "alpha": float("inf")}, False, (1,)),
+    ],
 )
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
-    tmp_path: Path, settings: dict[str, Any], breaks: tuple[int, ...]
+    tmp_path: Path, settings: dict[str, Any], averaged: bool, breaks: tuple[int, ...]
 ) -> None:
     experiment = small(rounds=3, **settings)
     whole = finish(experiment, tmp_path / "whole")
-    averaged = load_checkpoint(tmp_path / "whole").model.average is not None
-    assert averaged == (experiment.profile == "best")
+    assert (load_checkpoint(tmp_path / "whole").model.average is not None) == averaged
     for after in breaks:
         folder = tmp_path / f"broken{after}"
         broken_off(experiment, folder, after)
@@ -340,10 +343,17 @@ def test_other_data_is_noticed_on_reopening(tmp_path: Path, in_process: None) ->
             for p in ("paper", "best")
         ),
         *({"method": method} for method in ("fp32", "fedpaq", "uveqfed")),
-        *({"ablation": name} for name in ABLATIONS if name != "all"),
-        {"step_rule": "least_error", "merge": "deltas", "deal": "uniform", "per_channel": True},
+        {"method": "fp32", "averaging": 0.8},
+        *({"profile": "paper", "ablation": name} for name in ABLATIONS if name != "all"),
+        {
+            "profile": "paper",
+            "step_rule": "least_error",
+            "merge": "deltas",
+            "deal": "uniform",
+            "per_channel": True,
+        },
         {"momentum_bits": 8, "pad": 1, "flip": True},
-        *({"engine": name} for name in engine_names()),
+        *({"engine": name, "profile": p} for name in engine_names() for p in ("paper", "best")),
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
 )

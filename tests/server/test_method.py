@@ -328,6 +328,22 @@ def test_models_are_merged_by_budget_times_data() -> None:
         assert tensor.shape == GRAPH.side_shapes()[name]
 
 
+@pytest.mark.parametrize("profile", ["paper", "best"])
+def test_fpq8_merges_by_data_alone_whatever_the_budgets(profile: Profile) -> None:
+    """Everyone trains with 8 bits, so that `v_n` is the same for all."""
+    ends = []
+    for budgets in ([2, 8], [8, 8]):
+        method, model = begin(fpq8(profile, PLAN), records(budgets, [30, 10]))
+        assert model.bit_widths == (8,) * len(SIZES)
+        merged, _ = one_round(method, model, nudged(4))
+        # The clients' side tensors differ by one, a quarter of the data has the greater ones.
+        for name, tensor in merged.side.items():
+            assert tensor == pytest.approx(method.assign(model, model.clients[0]).side[name] + 0.25, rel=1e-6)
+        ends.append(merged)
+    assert_same_tensors(ends[0].weights, ends[1].weights)
+    assert_same_tensors(ends[0].side, ends[1].side)
+
+
 def test_the_samples_an_update_reports_are_what_counts() -> None:
     method, model = begin(PAPER, records([4, 4], [100, 100]))
     sent = [method.assign(model, c) for c in model.clients]
