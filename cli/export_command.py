@@ -19,7 +19,7 @@ from fedmpq.server.method import Deployment
 from fedmpq.server.state import ClientRecord
 
 EPILOG = """examples:
-  fedmpq export --run runs/fedmpq-paper-resnet20-0 --all -o models
+  fedmpq export --run runs/fedmpq-best-resnet20-0 --all -o models
   fedmpq export --run runs/demo/checkpoint.npz --budget 4 --format onnx -o models
 
 Every file is run by its own runtime against the integer reference before it is

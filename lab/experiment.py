@@ -8,8 +8,6 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedmpq.edge_client.engine import DEFAULT_ENGINE, engine_names
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.server import method_settings
@@ -19,7 +17,6 @@ from fedmpq.server.recipe import QUANTIZED_METHODS
 PAPER_BUDGETS = (2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 8.0, 8.0)
 FLOAT_METHODS = ("fp32", "fedpaq", "uveqfed")
 METHODS = QUANTIZED_METHODS + FLOAT_METHODS
-_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class ExperimentError(ValueError):
@@ -44,9 +41,6 @@ class Experiment(MethodSettings):
     engine: str = DEFAULT_ENGINE
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "code_learning_rate"):
-            if getattr(self, name) > _MAX_FLOAT32:
-                raise ExperimentError(f"{name} = {getattr(self, name)} is beyond single precision")
         super().__post_init__()
         self._check_choice("engine", self.engine, engine_names())
         self._check_budgets()

@@ -82,6 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scale", choices=SCALE_NAMES, default="small", help="(default: small)")
     parser.add_argument(
+        "--rounds", type=int, metavar="N", default=None, help="more or fewer rounds than the scale's"
+    )
+    parser.add_argument(
         "--seeds", type=_list_of(int), default=(0, 1, 2), metavar="LIST", help="(default: 0,1,2)"
     )
     parser.add_argument(
@@ -106,6 +109,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.workers is not None and arguments.workers < 1:
         raise ExperimentError(f"--workers {arguments.workers} is too small; the least is 1")
     scale = scales.SCALES[arguments.scale]
+    if arguments.rounds is not None:
+        scale = scale.with_rounds(arguments.rounds)
     plans = [make_plan(arguments, scale, spec, out) for spec in dict.fromkeys(arguments.data)]
     for plan in plans:
         _say(console, f"{plan.table.title}, scale {scale.name}", style="bold")
@@ -119,7 +124,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     for plan in plans:
         scores = _scores(plan)
         _write(plan, scale, scores, arguments, out)
-        picture = out / f"{plan.table.file_stem}.png"
+        picture = out / f"{_stem(plan, arguments)}.png"
         tables_report.plot(plan.table, scores, f"scale {scale.name}, {_seeds_note(arguments.seeds)}", picture)
         _show(plan, scores, out, arguments, console)
     for name, failure in failures.items():
@@ -134,21 +139,24 @@ def make_plan(arguments: argparse.Namespace, scale: Scale, spec: str, out: Path)
     if arguments.only:
         table = narrowed(table, arguments.only)
     common = scale.experiment_settings(data.data_set)
+    own_rounds = scales.SCALES[scale.name].cut_of(data.data_set).rounds
     cells: dict[tuple[str, str, int], Cell] = {}
     # Seed by seed, so that a table broken off early has all its cells and not all of a cell's seeds.
     for seed in dict.fromkeys(arguments.seeds):
         for row, column in table.cells():
             experiment = table.experiment(row, column, common, str(data.path), seed)
-            cell = Cell(experiment, out / "cells" / cell_name(data.data_set, experiment))
+            cell = Cell(experiment, out / "cells" / cell_name(data.data_set, experiment, own_rounds))
             cell.results()
             cells[row.key, column.key, seed] = cell
     return Plan(table, data, common, cells)
 
 
-def cell_name(data_set: DataSet, experiment: Experiment) -> str:
+def cell_name(data_set: DataSet, experiment: Experiment, scale_rounds: int) -> str:
     """A folder's name, the same in whatever table the cell stands: what differs between cells of a scale."""
     paper = Experiment("")
     parts = [data_set.key, experiment.label, f"alpha{experiment.alpha:g}", f"epochs{experiment.epochs}"]
+    if experiment.rounds != scale_rounds:
+        parts.append(f"rounds{experiment.rounds}")
     if experiment.clients != len(PAPER_BUDGETS):
         parts.append(f"clients{experiment.clients}")
     for name in CELL_SETTINGS:
@@ -276,7 +284,7 @@ def _scores(plan: Plan) -> Scores:
 
 def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespace, out: Path) -> None:
     """The table as Markdown and CSV, and its settings; whole files, replaced."""
-    stem, table = out / plan.table.file_stem, plan.table
+    stem, table = out / _stem(plan, arguments), plan.table
     settings = "\n".join(f"- {line}" for line in _settings_lines(plan, scale))
     parts = [
         f"# {table.title}: scale {scale.name}",
@@ -284,7 +292,7 @@ def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespa
         f"{settings}\n- {_score_note(arguments.seeds)}",
         tables_report.markdown(table, scores).rstrip(),
         tables_report.budgets_markdown(table, scores).rstrip(),
-        f"![{table.title}]({table.file_stem}.png)",
+        f"![{table.title}]({_stem(plan, arguments)}.png)",
     ]
     _replace(stem.with_suffix(".md"), "\n\n".join(part for part in parts if part) + "\n")
     _replace(stem.with_suffix(".csv"), tables_report.csv_text(table, scores))
@@ -300,6 +308,11 @@ def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespa
         "cells": {f"{r}, {c}, seed {s}": cell.experiment.to_dict() for (r, c, s), cell in plan.cells.items()},
     }
     _replace(stem.with_suffix(".json"), json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def _stem(plan: Plan, arguments: argparse.Namespace) -> str:
+    """What the table's files are called, without their suffixes."""
+    return plan.table.file_stem + (f"-rounds{arguments.rounds}" if arguments.rounds is not None else "")
 
 
 def _replace(path: Path, text: str) -> None:
@@ -335,6 +348,8 @@ def _command(arguments: argparse.Namespace) -> str:
         spec if ":" in spec else f"{Path(spec).name}{'/' * Path(spec).is_dir()}" for spec in arguments.data
     ]
     words = ["fedmpq", "reproduce", arguments.table, "--data", *names, "--scale", arguments.scale]
+    if arguments.rounds is not None:
+        words += ["--rounds", str(arguments.rounds)]
     words += ["--seeds", ",".join(map(str, arguments.seeds))]
     if arguments.only:
         words += ["--only", ",".join(arguments.only)]
@@ -344,7 +359,7 @@ def _command(arguments: argparse.Namespace) -> str:
 
 
 def _show(plan: Plan, scores: Scores, out: Path, arguments: argparse.Namespace, console: Console) -> None:
-    stem = out / plan.table.file_stem
+    stem = out / _stem(plan, arguments)
     if arguments.json:
         cells = {f"{row}, {column}": asdict(score) for (row, column), score in scores.items()}
         _print_json(

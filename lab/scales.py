@@ -50,6 +50,11 @@ class Scale:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Any other setting of the experiment, for all data sets."""
 
+    def with_rounds(self, rounds: int) -> Scale:
+        """The same, but for the number of rounds."""
+        cuts = {name: replace(cut, rounds=rounds) for name, cut in self.own_cuts.items()}
+        return replace(self, cut=replace(self.cut, rounds=rounds), own_cuts=cuts)
+
     def cut_of(self, data_set: DataSet) -> Cut:
         return self.own_cuts.get(data_set.key, self.cut)
 

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
+import numpy as np
+
 from fedmpq.model.exchange import PlanError, TrainingPlan
 from fedmpq.model.grid import StepRule
 from fedmpq.server.recipe import (
@@ -27,6 +29,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,9 @@ class MethodSettings:
     moved_statistics: bool | None = None
 
     def __post_init__(self) -> None:
+        for name in ("learning_rate", "code_learning_rate"):
+            if getattr(self, name) > _MAX_FLOAT32:
+                raise self.error(f"{name} = {getattr(self, name)} is beyond single precision")
         self._check_words()
         self._check_at_least_one("rounds", "evaluate_every")
         if not 0 <= self.seed < 2**32:

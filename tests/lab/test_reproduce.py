@@ -225,6 +225,19 @@ def test_the_paper_scale_starts(tmp_path: Path, classes: int, side: int, model: 
 
 
 @pytest.mark.usefixtures("toy")
+def test_another_number_of_rounds_has_cells_and_files_of_its_own(capsys: Capture) -> None:
+    words = ["table1", "--data", "digits", "--only", "fedmpq", "--alpha", "1", "--seeds", "0", "--out", "out"]
+    assert reproduce(capsys, *words)[0] == 0
+    code, out, _ = reproduce(capsys, *words, "--rounds", "3")
+    assert code == 0
+    assert "  3 rounds of 1 local epochs (paper: 50 of 5)" in out.splitlines()
+    name = "cifar10-fedmpq-paper-alpha1-epochs1"
+    assert [len(read_log(Path("out/cells") / f"{name}{more}-seed0")) for more in ("", "-rounds3")] == [2, 3]
+    assert "--rounds 3 " in Path("out/table1-cifar10-rounds3.md").read_text()
+    assert "--rounds" not in Path("out/table1-cifar10.md").read_text()
+
+
+@pytest.mark.usefixtures("toy")
 def test_a_table_is_run_written_and_gone_on_with(capsys: Capture) -> None:
     words = ["table1", "--data", "digits", "--only", "fp32,fedmpq", "--alpha", "0.5", "--out", "out"]
     code, out, err = reproduce(capsys, *words, "--seeds", "0")
@@ -341,10 +354,11 @@ def test_stored_images_are_those_of_a_simulation(tmp_path: Path, monkeypatch: py
 
 def test_a_cells_name_says_what_sets_it_apart() -> None:
     def name(**changes: Any) -> str:
-        return cell_name(DATA_SETS[0], replace(Experiment("x", profile="paper"), **changes))
+        return cell_name(DATA_SETS[0], replace(Experiment("x", profile="paper"), **changes), scale_rounds=50)
 
     assert name() == "cifar10-fedmpq-paper-alpha0.5-epochs5-seed0"
     assert name(profile="best", averaging=0.0) == "cifar10-fedmpq-best-alpha0.5-epochs5-averaging0-seed0"
+    assert name(rounds=80) == "cifar10-fedmpq-paper-alpha0.5-epochs5-rounds80-seed0"
     assert name(lasso=0.1, prune_density=0.05) == (
         "cifar10-fedmpq-paper-alpha0.5-epochs5-prune-density0.05-lasso0.1-seed0"
     )
@@ -370,7 +384,7 @@ def named_cells(name: str) -> list[tuple[str, Experiment]]:
     scale, data_set = SCALES["paper"], DATA_SETS[0]
     table, common = TABLES[name](data_set, (), scale.local_epochs), scale.experiment_settings(data_set)
     made = [table.experiment(row, column, common, "x", 0) for row, column in table.cells()]
-    return [(cell_name(data_set, experiment), experiment) for experiment in made]
+    return [(cell_name(data_set, experiment, scale.cut.rounds), experiment) for experiment in made]
 
 
 # Ctrl-C

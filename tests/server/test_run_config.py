@@ -72,6 +72,7 @@ def config(**settings: object) -> RunConfig:
         ({"input_scale": None}, "give input_scale and input_zero_point"),
         ({"input_zero_point": 256}, "outside 0..255"),
         ({"keep_models": 0}, "keep_models = 0 is too small"),
+        ({"learning_rate": 1e39}, r"learning_rate = 1e\+39 is beyond single precision"),
         ({"averaging": 1}, "averaging = 1.0 is outside 0 <= averaging < 1"),
         ({"averaging": -0.1}, "averaging = -0.1 is outside"),
         ({"averaging": math.nan}, "averaging = nan is outside"),
