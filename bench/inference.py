@@ -6,9 +6,9 @@ BatchNorm's statistics and factors and the activations' clips are drawn as they 
 few factors are negative), and bit-widths are what a server deals at the budget. MobileNetV2 and ResNet-18
 have ImageNet's 1000 classes, the others 10.
 
-Accuracies are of another model, one that is trained: a short federation on the embedded digits, all of whose
-clients have the budget. Exported is what they deploy; the static int8 model is made of the same run's
-full-precision weights and calibrated on 256 of its training images.
+Accuracies are of another model, one that is trained: of the simulation that --run names, or of a short one on
+the embedded digits, all of whose clients have the budget. Exported is what a device with the budget runs; the
+static int8 model is made of the run's full-precision weights and calibrated on 256 of its training images.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from fedmpq.export.onnx_lowering import lower_to_onnx
 from fedmpq.export.onnx_runtime import OnnxRunner, float_session
 from fedmpq.export.verify import executorch_values, first_difference, random_images, reference
 from fedmpq.lab import simulation
-from fedmpq.lab.checkpoint import load_checkpoint
+from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
+from fedmpq.lab.data import load_named
 from fedmpq.lab.experiment import Experiment
 from fedmpq.model import zoo
 from fedmpq.model.integer_program import IntegerProgram, compile_program
@@ -164,8 +165,10 @@ def measure(rivals: Rivals, batch: int, repetitions: int) -> dict[str, Any]:
     }
 
 
-def accuracies(bits: float) -> dict[str, float]:
-    """Shares of the digits' test images, of a model trained for this."""
+def trained(bits: float, run: Path | None) -> Checkpoint:
+    """A simulation's model, or one trained for this on digits."""
+    if run is not None:
+        return load_checkpoint(run)
     experiment = Experiment(
         data="digits",
         model=TRAINED_MODEL,
@@ -175,26 +178,37 @@ def accuracies(bits: float) -> dict[str, float]:
         epochs=TRAINED_EPOCHS,
         evaluate_every=TRAINED_ROUNDS,
     )
-    prepared = simulation.prepare(experiment)
     with tempfile.TemporaryDirectory() as folder:
-        simulation.run(prepared, Path(folder), workers=1, listener=lambda _: None)
-        checkpoint = load_checkpoint(Path(folder))
-    graph, model = checkpoint.graph, checkpoint.model
+        simulation.run(simulation.prepare(experiment), Path(folder), workers=1, listener=lambda _: None)
+        return load_checkpoint(Path(folder))
+
+
+def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
+    """Of a trained model, as shares of its run's test images."""
+    checkpoint = trained(bits, run)
+    experiment, graph, model = checkpoint.experiment, checkpoint.graph, checkpoint.model
+    train, test = load_named(
+        experiment.data,
+        train_limit=experiment.train_limit,
+        test_limit=experiment.test_limit,
+        size=experiment.size,
+    )
     method = QuantizedMethod(graph, experiment.recipe(), experiment.seed)
     deployed = method.deployments(model, [ClientRecord(0, bits, 1)])[0]
     program = compile_program(graph, deployed.layers, deployed.side)
     exported = lower_to_onnx(program, deployed.layers, {"classes": checkpoint.class_names}).to_bytes()
-    fp32 = lower_float(graph, model.weights, model.side).SerializeToString()
-    calibration = normalised(graph, prepared.train.images[:TRAINED_CALIBRATION_IMAGES])
-    images, labels = prepared.test.images, prepared.test.labels
+    fp32 = lower_float(graph, model.final.weights, model.final.side).SerializeToString()
+    calibration = normalised(graph, train.images[:TRAINED_CALIBRATION_IMAGES])
+    images, labels = test.images, test.labels
     logits = {
         "exported": OnnxRunner(exported).logits(images),
         "static_int8": float_session(static_int8(fp32, calibration))(normalised(graph, images)),
         "fp32": float_session(fp32)(normalised(graph, images)),
     }
+    shares = {name: float(np.mean(each.argmax(axis=1) == labels)) for name, each in logits.items()}
     return {
-        f"accuracy_{name}": round(float(np.mean(each.argmax(axis=1) == labels)), 4)
-        for name, each in logits.items()
+        "accuracy_model": experiment.model,
+        **{f"accuracy_{name}": round(share, 4) for name, share in shares.items()},
     }
 
 
@@ -209,7 +223,7 @@ def equality(rivals: Rivals) -> dict[str, bool]:
     }
 
 
-def facts_of(name: str, bits: float, repetitions: int) -> dict[str, Any]:
+def facts_of(name: str, bits: float, repetitions: int, run: Path | None = None) -> dict[str, Any]:
     before = load_average()
     rivals = make_rivals(make_model(name, bits))
     batches = [measure(rivals, batch, repetitions) for batch in BATCHES]
@@ -232,8 +246,7 @@ def facts_of(name: str, bits: float, repetitions: int) -> dict[str, Any]:
         "executorch_speedup": slowest("executorch"),
         "static_int8_speedup": slowest("static_int8"),
         **equality(rivals),
-        "accuracy_model": TRAINED_MODEL,
-        **accuracies(bits),
+        **accuracies(bits, run),
         "batches": batches,
         "load_average_before": before,
         "load_average_after": load_average(),
@@ -263,12 +276,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.inference", description=__doc__)
     parser.add_argument("--model", choices=zoo.names(), default="resnet20")
     parser.add_argument("--bits", type=float, default=4.0, help="bits per weight (default %(default)s)")
+    parser.add_argument(
+        "--run", type=Path, help="a simulation's folder, whose accuracy is compared (default: trains digits)"
+    )
     parser.add_argument("--repetitions", type=int, default=15, help="turns per rival (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if Machine.here().busy_with(load := load_average()):
         print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
-    facts = facts_of(arguments.model, arguments.bits, arguments.repetitions)
+    facts = facts_of(arguments.model, arguments.bits, arguments.repetitions, arguments.run)
     print(json.dumps(facts) if arguments.json else table(facts))
 
 
