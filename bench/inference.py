@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from fedmpq.export.onnx_runtime import OnnxRunner, float_session
 from fedmpq.export.verify import executorch_values, first_difference, random_images, reference
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
-from fedmpq.lab.data import load_named
 from fedmpq.lab.experiment import Experiment
 from fedmpq.model import zoo
 from fedmpq.model.integer_program import IntegerProgram, compile_program
@@ -183,16 +183,12 @@ def trained(bits: float, run: Path | None) -> Checkpoint:
         return load_checkpoint(Path(folder))
 
 
+@lru_cache(maxsize=1)
 def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
-    """Of a trained model, as shares of its run's test images."""
+    """Of a trained model, as shares of its run's test images; the same for every model that is timed."""
     checkpoint = trained(bits, run)
     experiment, graph, model = checkpoint.experiment, checkpoint.graph, checkpoint.model
-    train, test = load_named(
-        experiment.data,
-        train_limit=experiment.train_limit,
-        test_limit=experiment.test_limit,
-        size=experiment.size,
-    )
+    train, test = simulation.load_data(experiment)
     method = QuantizedMethod(graph, experiment.recipe(), experiment.seed)
     deployed = method.deployments(model, [ClientRecord(0, bits, 1)])[0]
     program = compile_program(graph, deployed.layers, deployed.side)

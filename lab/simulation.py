@@ -191,13 +191,18 @@ def logged_results(folder: Path, rounds_done: int) -> list[RoundResult]:
     return kept
 
 
-def _data(experiment: Experiment) -> tuple[Dataset, Dataset, tuple[NDArray[np.int64], ...]]:
-    train, test = load_named(
+def load_data(experiment: Experiment) -> tuple[Dataset, Dataset]:
+    """The images an experiment trains on, and those it is tested on."""
+    return load_named(
         experiment.data,
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,
         size=experiment.size,
     )
+
+
+def _data(experiment: Experiment) -> tuple[Dataset, Dataset, tuple[NDArray[np.int64], ...]]:
+    train, test = load_data(experiment)
     parts = dirichlet_partition(
         train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES
     )
@@ -219,11 +224,10 @@ def _round(
     # They come as they are ready; a sum in that order would differ in its last bits from run to run.
     updates.sort(key=lambda update: update.client)
     merged = method.merge(model, updates)
-    wanted = number % experiment.evaluate_every == 0 or number == experiment.rounds
     samples = {client.client: client.samples for client in model.clients}
     return merged, RoundResult(
         round=number,
-        accuracies=_evaluate(method, merged, experiment, pool) if wanted else None,
+        accuracies=_evaluate(method, merged, experiment, pool) if experiment.evaluates(number) else None,
         loss=float(np.average([u.loss for u in updates], weights=[samples[u.client] for u in updates])),
         bytes_up=sum(update.nbytes for update in updates),
         bytes_down=sum(assignment.nbytes for assignment in assignments),

@@ -205,8 +205,7 @@ class ActiveRun:
         updated = [seat for seat in closed.seats if seat.state == "updated"]
         facts: list[Update] = []
         merged = self.method.merge(self.model, self._updates(updated, facts))
-        last = merged.round >= self.config.rounds
-        accuracies, measured_by = self._measure(merged, facts, last)
+        accuracies, measured_by = self._measure(merged, facts)
         bytes_up = {seat.client: seat.update_bytes or 0 for seat in updated}
         bytes_down = {seat.client: seat.payload_bytes for seat in closed.seats}
         seated = {seat.client for seat in closed.seats}
@@ -228,7 +227,7 @@ class ActiveRun:
         }
         return merged, RoundCommit(
             round=merged.round,
-            last=last,
+            last=merged.round >= self.config.rounds,
             model=self._blobs.put(pack_model(Tensors.of(merged))),
             bit_widths=merged.bit_widths,
             records=[record for record in merged.clients if record.client in seated],
@@ -247,12 +246,10 @@ class ActiveRun:
             facts.append(replace(update, layers={}, side={}))
             yield update
 
-    def _measure(
-        self, merged: GlobalModel, facts: Sequence[Update], last: bool
-    ) -> tuple[dict[int, float], str]:
+    def _measure(self, merged: GlobalModel, facts: Sequence[Update]) -> tuple[dict[int, float], str]:
         if self.config.test_data is None:
             return reported_accuracies({update.client: update.evaluation for update in facts}), "clients"
-        if not last and merged.round % self.config.evaluate_every:
+        if not self.config.evaluates(merged.round):
             return {}, ""
         if self._test is None:
             try:

@@ -41,6 +41,7 @@ class RoundQuantizer:
         self._recipe = recipe
         self._cache: dict[tuple[str, int], QuantizedLayer] = {}
         self._sides: dict[tuple[int, ...], Side] = {}
+        self._sent_sides: dict[tuple[int, ...], Side] = {}
         self._errors: NDArray[np.float64] | None = None
 
     def layer(self, name: str, bits: int) -> QuantizedLayer:
@@ -67,8 +68,12 @@ class RoundQuantizer:
         return self._sides[widths]
 
     def sent_side(self, widths: tuple[int, ...]) -> Side:
-        """The same, rounded as clients are sent them."""
-        return rounded_side(self.side(widths), self._recipe.plan.side_bits)
+        """The same, rounded as clients are sent them; every upload is checked against it."""
+        # One serves all bit-widths where the statistics stay: clients may be many, and each dealt its own.
+        key = widths if self._recipe.moved_statistics else ()
+        if key not in self._sent_sides:
+            self._sent_sides[key] = rounded_side(self.side(widths), self._recipe.plan.side_bits)
+        return self._sent_sides[key]
 
     def errors(self) -> NDArray[np.float64]:
         """`|W - Q_b(W)|^2 / |W|^2` for each layer and `b` in 1..8.

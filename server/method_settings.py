@@ -108,6 +108,10 @@ class MethodSettings:
             if value is not None and value < 1:
                 raise self.error(f"{name} = {value} is too small; the least is 1")
 
+    def evaluates(self, round_number: int) -> bool:
+        """Whether that round's model is evaluated: every so many rounds, and the last."""
+        return round_number % self.evaluate_every == 0 or round_number >= self.rounds
+
     def plan(self) -> TrainingPlan:
         shared = {field.name for field in fields(TrainingPlan)} & {field.name for field in fields(self)}
         return TrainingPlan(**{name: getattr(self, name) for name in shared})
