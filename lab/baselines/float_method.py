@@ -62,32 +62,36 @@ class FloatUpdate:
     nbytes: int
 
 
-Codec = Callable[[NDArray[np.float32], float, Draws, int], tuple[NDArray[np.float32], int]]
-"""`(change of one layer, budget, draws, layer) -> (what the server decodes, bytes sent)`."""
+Codec = Callable[[Weights, float, Draws], tuple[Weights, int]]
+"""`(change of every layer, budget, draws) -> (what the server decodes, bytes sent)`."""
 
 
-def send_exact(
-    delta: NDArray[np.float32], budget: float, draws: Draws, layer: int
-) -> tuple[NDArray[np.float32], int]:
+def send_exact(changes: Weights, budget: float, draws: Draws) -> tuple[Weights, int]:
     """FP32: the change itself."""
-    return delta, delta.nbytes
+    return changes, sum(change.nbytes for change in changes.values())
 
 
-def send_fedpaq(
-    delta: NDArray[np.float32], budget: float, draws: Draws, layer: int
-) -> tuple[NDArray[np.float32], int]:
-    """FedPAQ: unbiased stochastic levels; a weight takes whole bits, so a budget of 2.5 is used as 2."""
-    payload = fedpaq.encode(delta, int(budget), draws.uniform(delta.size, Purpose.UPLOAD, layer=layer))
-    return fedpaq.decode(payload), payload.nbytes
+def send_fedpaq(changes: Weights, budget: float, draws: Draws) -> tuple[Weights, int]:
+    """FedPAQ: unbiased stochastic levels of each layer; a weight takes whole bits: a budget of 2.5 is 2."""
+    payloads = {
+        name: fedpaq.encode(change, int(budget), draws.uniform(change.size, Purpose.UPLOAD, layer=layer))
+        for layer, (name, change) in enumerate(changes.items())
+    }
+    decoded = {name: fedpaq.decode(payload) for name, payload in payloads.items()}
+    return decoded, sum(payload.nbytes for payload in payloads.values())
 
 
-def send_uveqfed(
-    delta: NDArray[np.float32], budget: float, draws: Draws, layer: int
-) -> tuple[NDArray[np.float32], int]:
-    """UVeQFed: dithered hexagonal lattice, entropy coded; both sides draw the same dither."""
-    dither = draws.uniform(uveqfed.uniforms_needed(delta.size), Purpose.UPLOAD, layer=layer)
-    payload = uveqfed.encode(delta, budget, dither)
-    return uveqfed.decode(payload, dither), payload.nbytes
+def send_uveqfed(changes: Weights, budget: float, draws: Draws) -> tuple[Weights, int]:
+    """UVeQFed: the whole change on one dithered hexagonal lattice; both sides draw the same dither."""
+    flat = np.concatenate([change.ravel() for change in changes.values()])
+    dither = draws.uniform(uveqfed.uniforms_needed(flat.size), Purpose.UPLOAD)
+    payload = uveqfed.encode(flat, budget, dither)
+    ends = np.cumsum([change.size for change in changes.values()])
+    parts = np.split(uveqfed.decode(payload, dither), ends[:-1])
+    decoded = {
+        name: part.reshape(change.shape) for part, (name, change) in zip(parts, changes.items(), strict=True)
+    }
+    return decoded, payload.nbytes
 
 
 class FloatSimulation:
@@ -118,11 +122,9 @@ class FloatSimulation:
         loss = _train(self._module, self._graph, data, plan, draws)
         weights, side = initial_state(self._module, self._graph)
         require_finite(weights | side, plan)
-        deltas, nbytes = {}, sum(tensor.nbytes for tensor in side.values())
-        for index, (name, tensor) in enumerate(weights.items()):
-            change = tensor - assignment.weights[name]
-            deltas[name], size = self._codec(change, assignment.budget, draws, index)
-            nbytes += size
+        changes = {name: tensor - assignment.weights[name] for name, tensor in weights.items()}
+        deltas, nbytes = self._codec(changes, assignment.budget, draws)
+        nbytes += sum(tensor.nbytes for tensor in side.values())
         return FloatUpdate(assignment.client, len(data), deltas, side, loss, nbytes)
 
     def merge(self, model: GlobalModel, updates: Iterable[FloatUpdate]) -> GlobalModel:

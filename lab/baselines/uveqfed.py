@@ -34,7 +34,8 @@ _STEP = struct.Struct("<d")
 # Steps looked at, as powers of two of the largest weight. Below the finest, float32 has no more to tell; only
 # an update nearly all of zeros gets there, and it then costs less than its budget.
 _COARSEST, _FINEST = 6.0, -30.0
-# A step 0.1 percent from the best costs 0.0014 bits a weight.
+# So many bits a weight may be left unused; or, where the cost jumps, a step this near to the best be taken.
+_BITS_TOLERANCE = 0.0014
 _STEP_TOLERANCE = 0.0014
 
 
@@ -137,13 +138,36 @@ def _contexts(rows: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _step_for(pairs: NDArray[np.float64], dither: NDArray[np.float64], budget_bits: float) -> float:
-    """The smallest step whose entropy stays within the budget, by bisection on its logarithm."""
+    """The smallest step whose entropy stays within the budget.
+
+    Halving the step costs one bit a weight where steps are fine, less where they are coarse. So the
+    logarithm of the step is sought with the slope of the last two tries, within brackets that halve when the
+    slope leads out of them.
+    """
     largest = float(np.abs(pairs).max())
     fine, coarse = _FINEST, _COARSEST
+    slack = _BITS_TOLERANCE * pairs.size
+    slope = float(pairs.size)
+    at, cost = coarse, 0.0
     while coarse - fine > _STEP_TOLERANCE:
-        middle = (fine + coarse) / 2
-        rows, columns = nearest_points(pairs / (largest * 2.0**middle) + dither)
-        cost = entropy_coder.cost_bits(rows, np.zeros(rows.shape, np.uint8))
-        cost += entropy_coder.cost_bits(columns, _contexts(rows))
-        fine, coarse = (fine, middle) if cost <= budget_bits else (middle, coarse)
+        tried = at + (cost - (budget_bits - slack / 2)) / slope
+        if not fine < tried < coarse:
+            tried = (fine + coarse) / 2
+        tried_cost = _cost_bits(pairs / (largest * 2.0**tried) + dither)
+        if tried_cost <= budget_bits:
+            coarse = tried
+            if tried_cost >= budget_bits - slack:
+                break
+        else:
+            fine = tried
+        if tried_cost < cost or tried_cost > cost:
+            slope = min(max(abs((tried_cost - cost) / (tried - at)), pairs.size / 16), float(pairs.size))
+        at, cost = tried, tried_cost
     return largest * float(2.0**coarse)
+
+
+def _cost_bits(points: NDArray[np.float64]) -> float:
+    rows, columns = nearest_points(points)
+    return entropy_coder.cost_bits(rows, np.zeros(rows.shape, np.uint8)) + entropy_coder.cost_bits(
+        columns, _contexts(rows)
+    )

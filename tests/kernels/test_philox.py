@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from fedmpq import kernels
 
-per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 word = st.integers(0, 2**32 - 1)
 
 FULL = 0xFFFFFFFF

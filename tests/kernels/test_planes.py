@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from fedmpq import kernels
 
 # The fixture only sets which twin runs; it holds nothing that one example could leave to the next.
-per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 Codes = NDArray[np.uint8]
 

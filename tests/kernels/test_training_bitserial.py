@@ -13,7 +13,7 @@ from fedmpq.model import grid
 from tests.kernels import training_calls as training
 from tests.kernels import training_reference as reference
 
-per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

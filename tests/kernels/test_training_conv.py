@@ -12,7 +12,7 @@ from tests.kernels import training_calls as training
 from tests.kernels import training_reference as reference
 from tests.kernels.training_reference import Problem, problems
 
-per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 threads = st.integers(1, 3)
 
 

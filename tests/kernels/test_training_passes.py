@@ -12,7 +12,7 @@ from fedmpq.kernels.tensors import Conv, Counter, Rescale, StoredCodes
 from tests.kernels import training_calls as training
 from tests.kernels.training_reference import halved, packed, unpacked, widened
 
-per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 

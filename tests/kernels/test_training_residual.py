@@ -11,7 +11,7 @@ from tests.kernels import training_calls as training
 from tests.kernels import training_reference as reference
 from tests.kernels.training_reference import halved, packed, unpacked, widened
 
-per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 Array = NDArray[Any]
 threads = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)

@@ -15,7 +15,7 @@ from fedmpq.model import grid
 from fedmpq.model.randomness import Draws, Purpose
 from tests.kernels import training_calls as training
 
-per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 CLIENT, ROUND, LAYER, DECAY = 3, 4, 5, 5e-4

@@ -671,7 +671,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return net.graph(draw(st.integers(1, 8)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_random_networks_equal_the_reference(graph: Graph, seed: int) -> None:
     check_against_reference(random_model(graph, seed), random_images(graph, 1, seed))
@@ -729,7 +729,7 @@ def check_products(
         np.testing.assert_array_equal(got, expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_products_are_exact(data: st.DataObject) -> None:
     size, few = st.integers(1, 4), st.integers(0, 2)

@@ -141,7 +141,7 @@ def stacks(draw: st.DrawFn) -> tuple[Any, tuple[int, int, int]]:
     return nn.Sequential(*layers, nn.Linear(features, 3)), shape
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stacks())
 def test_random_stacks_compute_the_same(stack: tuple[Any, tuple[int, int, int]]) -> None:
     module, shape = stack

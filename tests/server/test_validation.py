@@ -129,13 +129,13 @@ def check_or_reject(data: bytes) -> Update | None:
         return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=400))
 def test_no_bytes_break_it(data: bytes) -> None:
     assert check_or_reject(data) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damaged_updates_are_rejected_or_harmless(data: st.DataObject) -> None:
     """Cut off, or with some bytes replaced: what passes has the shapes of the graph and finite numbers."""
@@ -168,7 +168,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     fields=FIELDS,
     layer=st.integers(0, 2),

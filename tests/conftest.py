@@ -1,0 +1,9 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# An example that takes long says that the machine is busy, not that the code is wrong.
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")
