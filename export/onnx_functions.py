@@ -1,7 +1,7 @@
 """The functions that an exported ONNX model consists of, in standard operators alone.
 
 ONNX Runtime inlines them when it loads a model and folds what depends on constants only. Nothing is left to
-unpack at run time, and what remains of a `Layer` is one QLinearConv.
+unpack at run time; what remains of a `Layer` is one QLinearConv, of a `RealLayer` one QGemm.
 """
 
 from __future__ import annotations
@@ -44,17 +44,9 @@ Weight <shape> (planes, place, offset, zero) => (weight)
 
 # y = zero_y + rint(float(bias + sum (x - zero_x) * (w - zero_w)) * multiplier), saturated. The scales of x
 # and y are 1 and that of the weights is the multiplier, so the runtime's is the multiplier to the bit.
-# `biases` and `multipliers` are those of all layers; this one's are at start..stop.
-_LAYER = """
-Layer <shape, start, stop,
-       strides: ints = [1, 1], pads: ints = [0, 0, 0, 0], dilations: ints = [1, 1], group: int = 1>
-    (x, zero_x, planes, place, offset, zero_w, biases, multipliers, zero_y) => (y)
+_ROUNDED = """
+Rounded <strides, pads, dilations, group> (x, zero_x, weight, zero_w, bias, multiplier, zero_y) => (y)
 {
-    weight = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
-    begin = Constant <value_ints: ints = @start> ()
-    end = Constant <value_ints: ints = @stop> ()
-    bias = Slice (biases, begin, end)
-    multiplier = Slice (multipliers, begin, end)
     unit = Constant <value = float {1.0}> ()
     real_x = DequantizeLinear (x, unit, zero_x)
     channels = Shape (multiplier)
@@ -68,20 +60,72 @@ Layer <shape, start, stop,
 }
 """
 
-# y = float(bias + sum (x - zero_x) * (w - zero_w)) * scale: the logits.
+# `biases` and `multipliers` are those of all layers; this one's are at start..stop.
+_LAYER = """
+Layer <shape, start, stop,
+       strides: ints = [1, 1], pads: ints = [0, 0, 0, 0], dilations: ints = [1, 1], group: int = 1>
+    (x, zero_x, planes, place, offset, zero_w, biases, multipliers, zero_y) => (y)
+{
+    weight = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
+    begin = Constant <value_ints: ints = @start> ()
+    end = Constant <value_ints: ints = @stop> ()
+    bias = Slice (biases, begin, end)
+    multiplier = Slice (multipliers, begin, end)
+    y = fedmpq.Rounded
+        <strides: ints = @strides, pads: ints = @pads, dilations: ints = @dilations, group: int = @group>
+        (x, zero_x, weight, zero_w, bias, multiplier, zero_y)
+}
+"""
+
+# A Layer that reads the image (N, H, W, C) in groups of pixels, see pixel_groups. `groups` is the image's
+# shape as groups, `size` the weight's, `image` the shape of the codes before they are (N, C, H, W).
+_FIRST_LAYER = """
+FirstLayer <shape, start, stop, groups, size, image, times, strides, pads, dilations: ints = [1, 1]>
+    (x, zero_x, planes, place, offset, zero_w, biases, multipliers, zero_y, taps) => (y)
+{
+    narrow = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
+    column = Constant <value_ints = [0, 0, 0, 0, 0, 0, 0, 1]> ()
+    padded = Pad (narrow, column, zero_w)
+    spread = Gather <axis = 3> (padded, taps)
+    ordered = Transpose <perm = [3, 0, 5, 1, 2, 4]> (spread)
+    weight_size = Constant <value_ints: ints = @size> ()
+    weight = Reshape (ordered, weight_size)
+    begin = Constant <value_ints: ints = @start> ()
+    end = Constant <value_ints: ints = @stop> ()
+    repeats = Constant <value_ints: ints = @times> ()
+    own_bias = Slice (biases, begin, end)
+    bias = Tile (own_bias, repeats)
+    own_multiplier = Slice (multipliers, begin, end)
+    multiplier = Tile (own_multiplier, repeats)
+    group_size = Constant <value_ints: ints = @groups> ()
+    grouped = Reshape (x, group_size)
+    rows = Transpose <perm = [0, 3, 1, 2]> (grouped)
+    codes = fedmpq.Rounded
+        <strides: ints = @strides, pads: ints = @pads, dilations: ints = @dilations, group: int = 1>
+        (rows, zero_x, weight, zero_w, bias, multiplier, zero_y)
+    last = Transpose <perm = [0, 2, 3, 1]> (codes)
+    image_size = Constant <value_ints: ints = @image> ()
+    pixels = Reshape (last, image_size)
+    y = Transpose <perm = [0, 3, 1, 2]> (pixels)
+}
+"""
+
+# y = float(bias + sum (x - zero_x) * (w - zero_w)) * scale: the logits. The runtime makes one QGemm of it.
 _REAL_LAYER = """
 RealLayer <shape, start, stop> (x, zero_x, planes, place, offset, zero_w, biases, scales) => (y)
 {
-    rows = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
-    columns = Transpose <perm = [1, 0]> (rows)
-    products = MatMulInteger (x, columns, zero_x, zero_w)
+    weight = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
     begin = Constant <value_ints: ints = @start> ()
     end = Constant <value_ints: ints = @stop> ()
     bias = Slice (biases, begin, end)
     scale = Slice (scales, begin, end)
-    sums = Add (products, bias)
-    real = Cast <to = 1> (sums)
-    y = Mul (real, scale)
+    unit = Constant <value = float {1.0}> ()
+    real_x = DequantizeLinear (x, unit, zero_x)
+    rows = Shape (scale)
+    zeros = Expand (zero_w, rows)
+    real_weight = DequantizeLinear <axis = 0> (weight, scale, zeros)
+    real_bias = DequantizeLinear <axis = 0> (bias, scale)
+    y = Gemm <transB = 1> (real_x, real_weight, real_bias)
 }
 """
 
@@ -101,7 +145,7 @@ Average <shape, strides: ints = [1, 1], pads: ints = [0, 0, 0, 0], group: int = 
 """
 
 _HEADER = f'<opset_import: ["" : {OPSET}, "{DOMAIN}" : 1], domain: "{DOMAIN}">'
-_TEXTS = (_WEIGHT, _LAYER, _REAL_LAYER, _AVERAGE)
+_TEXTS = (_WEIGHT, _ROUNDED, _LAYER, _FIRST_LAYER, _REAL_LAYER, _AVERAGE)
 FUNCTIONS: dict[str, onnx.FunctionProto] = {}
 for _text in _TEXTS:
     _function = onnx.parser.parse_function(_HEADER + _text)

@@ -25,10 +25,11 @@ from fedmpq.export.integer_add import Operand, Ratios, exact_ratios
 from fedmpq.export.onnx_functions import DOMAIN, IR_VERSION, OPSET, functions
 from fedmpq.export.onnx_writer import OnnxWriter
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, Sums, operations
+from fedmpq.export.pixel_groups import PIXELS, PixelGroups, pixel_groups
 from fedmpq.model import planes
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, Conv2d
-from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.grid import FAST_BITS, MAX_BITS
 from fedmpq.model.integer_program import (
     AddCodes,
     FlattenCodes,
@@ -41,8 +42,6 @@ from fedmpq.model.integer_program import (
 from fedmpq.model.quantized import QuantizedLayer
 
 SIGNED_ZERO = 128
-MAX_INT8_BITS = 6
-"""Up to here `2*code - (2^bits - 1)` lies within ±63."""
 _UNIT = np.float32(1)
 
 
@@ -81,7 +80,7 @@ def weight_constants(bits: int) -> tuple[NDArray[np.uint8], np.int32, np.int8 | 
     """
     gain = 1 if bits == MAX_BITS else 2
     place = np.array([[gain << i for i in range(bits)]], np.uint8)
-    if bits <= MAX_INT8_BITS:
+    if bits <= FAST_BITS:
         return place, np.int32(1 - 2**bits), np.int8(0)
     return place, np.int32(0 if bits == MAX_BITS else 1), np.uint8(128)
 
@@ -96,6 +95,7 @@ class _Lowering:
         self.ratios: dict[str, Ratios] = {}
         self.unclamped: set[str] = set()
         self.channels = 0
+        self.groups = {step.output: groups for step in steps if (groups := self._pixel_groups(step))}
 
     def run(self, metadata: Mapping[str, Any]) -> OnnxModel:
         branches = _read_by_one_sum(self.steps)
@@ -103,7 +103,8 @@ class _Lowering:
             if isinstance(step, QuantizeReal):
                 self._plan_sum(self.sums[step.source], step, branches)
         self.biases, self.multipliers = self._vectors()
-        self.names[INPUT] = self.writer.node("Transpose", [INPUT_NAME], perm=[0, 3, 1, 2])
+        if any(_source(step) == INPUT and step.output not in self.groups for step in self.steps):
+            self.names[INPUT] = self.writer.node("Transpose", [INPUT_NAME], perm=[0, 3, 1, 2])
         for step in self.steps:
             if not isinstance(step, AddCodes):
                 self.names[step.output] = self._lowered(step)
@@ -186,6 +187,8 @@ class _Lowering:
                 return
 
     def _rounded_layer(self, step: RoundedLayer) -> str:
+        if step.output in self.groups:
+            return self._first_layer(step, self.groups[step.output])
         op, source = step.sums.op, self.names[step.sums.source]
         shape, attributes = op.weight_shape, {}
         if isinstance(op, Conv2d):
@@ -200,6 +203,33 @@ class _Lowering:
         codes = self.writer.node("Layer", inputs, name=step.sums.layer, **attributes)
         if not isinstance(op, Conv2d):
             codes = self.writer.node("Flatten", [codes])
+        return self._clamped(step.output, codes)
+
+    def _pixel_groups(self, step: Operation) -> PixelGroups | None:
+        if not isinstance(step, RoundedLayer) or step.sums.source != INPUT:
+            return None
+        op, width = step.sums.op, self.program.graph.input.width
+        return pixel_groups(op, width, step.sums.bits) if isinstance(op, Conv2d) else None
+
+    def _first_layer(self, step: RoundedLayer, groups: PixelGroups) -> str:
+        op = step.sums.op
+        assert isinstance(op, Conv2d)
+        shape, (rows, _) = op.weight_shape, op.kernel
+        grouped_channels, reach = PIXELS * shape[1], groups.taps.shape[1]
+        width = self.program.graph.shapes[step.output][2]
+        attributes = _conv_attributes(op) | {
+            "strides": (op.stride[0], 1),
+            "pads": (op.padding[0], groups.before, op.padding[0], groups.after),
+            "shape": shape,
+            "groups": (0, 0, -1, grouped_channels),
+            "size": (groups.outputs * shape[0], grouped_channels, rows, reach),
+            "image": (0, 0, width, shape[0]),
+            "times": [groups.outputs],
+            **self._next_part(shape[0]),
+        }
+        taps = self.writer.constant(groups.taps.astype(np.int32))
+        inputs = [INPUT_NAME, *self._tensors(step.sums), self._zero(step.output), taps]
+        codes = self.writer.node("FirstLayer", inputs, name=step.sums.layer, **attributes)
         return self._clamped(step.output, codes)
 
     def _real_layer(self, step: RealLayer) -> str:
@@ -280,13 +310,19 @@ class _Lowering:
 def _read_by_one_sum(steps: Sequence[Operation]) -> set[str]:
     """Outputs of layers that one addition reads, and nothing else."""
     layers = {step.output for step in steps if isinstance(step, RoundedLayer)}
-    sums, others = Counter[str](), set[str]()
+    sums = Counter[str]()
     for step in steps:
         if isinstance(step, AddCodes):
             sums.update((step.left, step.right))
-        else:
-            others.add(step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source)
+    others = {_source(step) for step in steps}
     return {name for name in layers - others if sums[name] == 1}
+
+
+def _source(step: Operation) -> str | None:
+    """What the step reads; None if it adds two."""
+    if isinstance(step, AddCodes):
+        return None
+    return step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source
 
 
 def _conv_attributes(op: Conv2d) -> dict[str, Any]:

@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_BITS = 8
+FAST_BITS = 6
+"""Up to here integer weights lie within ±63: two products with bytes fit 16 bits, as fast kernels need."""
 # A layer of zeros still needs a positive step; this is far below any trained weight, far above denormals.
 MIN_STEP = np.float32(2.0**-30)
 # Squares of larger weights would overflow; weights this large are of a training that has diverged.

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.model.grid import MAX_BITS
 from fedmpq.model.quantized import Side, Weights
-from fedmpq.server.pruning_growing import MAX_BITS, MIN_BITS
+from fedmpq.server.pruning_growing import MIN_BITS
 from fedmpq.server.state import Average, GlobalModel
 
 # Weights p_n are quotients rounded to float64, so a mean that is exactly 2.5 may come out 1e-15 short and

@@ -1,9 +1,9 @@
 """Pruning-growing (Alg. 2): deal each layer a bit-width so that a client's model fits its budget.
 
 Every rule here returns widths with ``sum(b_l * m_l) <= v * M``, ``1 <= b_l <= 8``, and no layer able to take
-one more bit. The budget is compared exactly: ``floor(v * M)`` is computed once in rational arithmetic, all
-else is integer. A float budget stands for its exact binary value; pass a ``Fraction`` where a decimal such
-as 2.3 is meant to the digit.
+one more bit of those the rule gives at most. The budget is compared exactly: ``floor(v * M)`` is computed
+once in rational arithmetic, all else is integer. A float budget stands for its exact binary value; pass a
+``Fraction`` where a decimal such as 2.3 is meant to the digit.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.model.grid import FAST_BITS, MAX_BITS
+
 MIN_BITS = 1
-MAX_BITS = 8
 
 
 class BudgetError(ValueError):
@@ -64,8 +65,12 @@ def deal_best(
     starts at ``floor`` bits, or at 1 if the budget is below the floor: a hard constraint goes before a
     preference. Equal gains go to the lower layer index. A bit that removes nothing, or by noise adds error,
     is dealt last, but it is dealt: the width is free to use and the next round's errors may need it.
+
+    No layer gets more than ``FAST_BITS`` bits unless the budget does: beyond, inference runtimes leave their
+    fastest kernels, and next to 4-bit activations the weights' error is small already.
     """
     capacity = _capacity(sizes, budget)
+    ceiling = FAST_BITS if budget <= FAST_BITS else MAX_BITS
     table = _checked_errors(errors, len(sizes))
     _checked_width("floor", floor)
     weights = [int(size) for size in sizes]
@@ -77,7 +82,7 @@ def deal_best(
         row, bits = table[layer], widths[layer]
         return (row[bits] - row[bits - 1]) / weights[layer], layer
 
-    heap = [candidate(layer) for layer in range(len(weights)) if widths[layer] < MAX_BITS]
+    heap = [candidate(layer) for layer in range(len(weights)) if widths[layer] < ceiling]
     heapq.heapify(heap)
     while heap:
         _, layer = heapq.heappop(heap)
@@ -85,7 +90,7 @@ def deal_best(
             continue
         widths[layer] += 1
         spare -= weights[layer]
-        if widths[layer] < MAX_BITS:
+        if widths[layer] < ceiling:
             heapq.heappush(heap, candidate(layer))
     return tuple(widths)
 

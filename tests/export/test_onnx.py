@@ -55,7 +55,7 @@ def check_equal(model: Deployed, count: int = 3) -> None:
 
 @pytest.mark.parametrize("name", zoo.names())
 def test_every_mix_of_bit_widths_is_equal_to_the_bit(name: str) -> None:
-    @settings(max_examples=EXAMPLES[name], deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES[name], suppress_health_check=list(HealthCheck))
     @given(widths=MIXES, seed=st.integers(0, 1000), per_channel=st.booleans())
     def check(widths: list[int], seed: int, per_channel: bool) -> None:
         check_equal(deployed(name, widths, seed, per_channel))
@@ -112,7 +112,7 @@ def test_no_wide_weight_is_int8(tmp_path: Path) -> None:
     graph = onnx.load(optimized).graph
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     weights = [constants[n.input[3]] for n in graph.node if n.op_type == "QLinearConv"]
-    weights += [constants[n.input[1]] for n in graph.node if n.op_type == "MatMulInteger"]
+    weights += [constants[n.input[3]] for n in graph.node if n.op_type == "QGemm"]
     assert len(weights) == 11
     assert {str(weight.dtype) for weight in weights} == {"int8", "uint8"}
     for weight in weights:

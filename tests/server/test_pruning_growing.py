@@ -25,14 +25,21 @@ budgets = st.one_of(
 )
 
 
-def require_dealt_out(widths: Sequence[int], sizes: Sequence[int], budget: float | Fraction) -> None:
-    """The invariant: within the budget, within 1..8, and no layer could take one more bit."""
+def require_dealt_out(
+    widths: Sequence[int], sizes: Sequence[int], budget: float | Fraction, most: int = 8
+) -> None:
+    """The invariant: within the budget, within 1..most, and no layer could take one more bit."""
     allowed = Fraction(budget) * sum(sizes)
     stored = sum(bits * size for bits, size in zip(widths, sizes, strict=True))
     assert stored <= allowed
-    assert all(1 <= bits <= 8 for bits in widths)
+    assert all(1 <= bits <= most for bits in widths)
     for bits, size in zip(widths, sizes, strict=True):
-        assert bits == 8 or stored + size > allowed
+        assert bits == most or stored + size > allowed
+
+
+def most_bits(budget: float | Fraction) -> int:
+    """Of the best rule: six, unless the budget is greater."""
+    return 6 if budget <= 6 else 8
 
 
 def slow_paper(
@@ -68,12 +75,12 @@ def slow_best(
     sizes: Sequence[int], errors: NDArray[np.float64], budget: float | Fraction, floor: int
 ) -> tuple[int, ...]:
     """Look at every layer for every bit."""
-    allowed = Fraction(budget) * sum(sizes)
+    allowed, most = Fraction(budget) * sum(sizes), most_bits(budget)
     widths = [floor if floor * sum(sizes) <= allowed else 1] * len(sizes)
     while True:
         stored = sum(b * m for b, m in zip(widths, sizes, strict=True))
         open_layers = [
-            layer for layer, bits in enumerate(widths) if bits < 8 and stored + sizes[layer] <= allowed
+            layer for layer, bits in enumerate(widths) if bits < most and stored + sizes[layer] <= allowed
         ]
         if not open_layers:
             return tuple(widths)
@@ -148,7 +155,7 @@ def test_best_rule_keeps_the_budget_and_equals_its_slow_twin(
 ) -> None:
     sizes, errors = layers
     widths = deal_best(sizes, errors, budget, floor)
-    require_dealt_out(widths, sizes, budget)
+    require_dealt_out(widths, sizes, budget, most_bits(budget))
     assert widths == slow_best(sizes, errors, budget, floor)
     assert floor > budget or min(widths) >= floor
 
@@ -160,7 +167,7 @@ def test_best_rule_is_optimal_for_equal_layers_and_convex_errors(
     falls = np.sort(np.random.default_rng(seed).random((layers, 7)), axis=1)
     errors = np.concatenate([np.zeros((layers, 1)), falls], axis=1).cumsum(axis=1)[:, ::-1]
     allowed = int(budget * layers)
-    every = itertools.product(range(2, 9), repeat=layers)
+    every = itertools.product(range(2, most_bits(budget) + 1), repeat=layers)
     total = np.array(
         [sum(errors[i, b - 1] for i, b in enumerate(widths)) for widths in every if sum(widths) <= allowed]
     )
@@ -189,8 +196,16 @@ def test_best_rule_gives_equal_gains_to_the_lower_layer() -> None:
 
 def test_best_rule_deals_a_harmful_bit_last_but_deals_it() -> None:
     errors = np.array([[8.0, 1, 2, 2, 2, 2, 2, 2], [8.0, 7, 6, 5, 4, 3, 2, 1]])
-    assert deal_best((1, 1), errors, 5) == (2, 8)
-    assert deal_best((1, 1), errors, 5.5) == (3, 8)
+    assert deal_best((1, 1), errors, 4) == (2, 6)
+    assert deal_best((1, 1), errors, 4.5) == (3, 6)
+
+
+def test_best_rule_goes_beyond_six_bits_only_with_the_budget() -> None:
+    errors = np.array([halving(1.0), halving(1e9)])
+    assert deal_best((1, 1), errors, 4) == (2, 6)
+    assert deal_best((1, 1), errors, 6) == (6, 6)
+    assert deal_best((1, 1), errors, 6.5) == (5, 8)
+    assert deal_best((1, 1), errors, 8) == (8, 8)
 
 
 def test_best_rule_starts_at_one_bit_when_the_floor_exceeds_the_budget() -> None:
@@ -209,7 +224,7 @@ def test_a_float_budget_counts_as_its_exact_value() -> None:
 def test_sizes_beyond_32_bits_do_not_wrap() -> None:
     sizes = tuple(np.array([2**30, 2**30, 2**30], np.int32))
     assert deal_paper((8, 8, 8), sizes, (0, 0, 0), 4) == (1, 3, 8)
-    assert deal_best(sizes, np.zeros((3, 8)), 4) == (8, 2, 2)
+    assert deal_best(sizes, np.zeros((3, 8)), 4) == (6, 4, 2)
 
 
 def test_sixty_layers_are_fast() -> None:
@@ -218,7 +233,7 @@ def test_sixty_layers_are_fast() -> None:
     errors = np.sort(generator.random((60, 8)))[:, ::-1]
     start = time.perf_counter()
     for budget in (2, 4, 6, 7.5):
-        require_dealt_out(deal_best(sizes, errors, budget), sizes, budget)
+        require_dealt_out(deal_best(sizes, errors, budget), sizes, budget, most_bits(budget))
         require_dealt_out(deal_paper((8,) * 60, sizes, (0,) * 60, budget), sizes, budget)
     assert time.perf_counter() - start < 1
 
