@@ -38,8 +38,11 @@ CPUS = {
 DEBIAN_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 # Folders that live in /usr; older packages still name them without it.
 MERGED = ("bin", "lib", "sbin")
-# What `fedmpq[edge]` needs, and what its tests do.
-WHEELS = ("numpy>=2", "protobuf>=6.31.1,<8", "grpcio>=1.76", "pillow", "pytest>=8", "hypothesis")
+# What `fedmpq[edge]` and exported models need, and what the tests do.
+WHEELS = (
+    *("numpy>=2", "protobuf>=6.31.1,<8", "grpcio>=1.76", "pillow", "onnxruntime>=1.20"),
+    *("pytest>=8", "hypothesis"),
+)
 
 
 class BoardError(RuntimeError):
