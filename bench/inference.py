@@ -104,19 +104,25 @@ def scattered(side: Side) -> Side:
 
 def make_rivals(model: Deployed) -> Rivals:
     program = compile_program(model.graph, model.layers, model.side)
-    fp32 = lower_float(model.graph, dequantize_all(model.layers), model.side).SerializeToString()
-    images = random_images(program, CALIBRATION_IMAGES, seed=1)
+    fp32, static_int8 = float_rivals(model, program)
     return Rivals(
         model=model,
         program=program,
         onnx=lower_to_onnx(program, model.layers, {"classes": model.class_names}).to_bytes(),
         pte=lower_to_executorch(program, model.layers),
         fp32=fp32,
-        static_int8=static_int8(fp32, normalised(model.graph, images)),
+        static_int8=static_int8,
     )
 
 
-def static_int8(fp32: bytes, images: NDArray[np.float32]) -> bytes:
+def float_rivals(model: Deployed, program: IntegerProgram) -> tuple[bytes, bytes]:
+    """The same network in fp32, and what ONNX Runtime quantizes that to."""
+    fp32 = lower_float(model.graph, dequantize_all(model.layers), model.side).SerializeToString()
+    images = random_images(program, CALIBRATION_IMAGES, seed=1)
+    return fp32, quantized_statically(fp32, normalised(model.graph, images))
+
+
+def quantized_statically(fp32: bytes, images: NDArray[np.float32]) -> bytes:
     """ONNX Runtime's own quantization at its best: QDQ, per channel, calibrated."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
@@ -198,7 +204,7 @@ def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
     images, labels = test.images, test.labels
     logits = {
         "exported": OnnxRunner(exported).logits(images),
-        "static_int8": float_session(static_int8(fp32, calibration))(normalised(graph, images)),
+        "static_int8": float_session(quantized_statically(fp32, calibration))(normalised(graph, images)),
         "fp32": float_session(fp32)(normalised(graph, images)),
     }
     shares = {name: float(np.mean(each.argmax(axis=1) == labels)) for name, each in logits.items()}

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from fedmpq.model.exchange import PlanError, TrainingPlan
 from tools import arm_board, rounds, wheels
 from tools.arm_board import Board, BoardError
-from tools.counted_step import AFTER, BEFORE
+from tools.instruction_marks import AFTER, BEFORE
 
 TOOLS = Path(__file__).resolve().parent
 OWN_ISA = {"cortex-a72": "neon", "cortex-a76": "neon_dot"}
@@ -43,16 +43,23 @@ class Counting:
 
     def step(self, source: Path, cpu: str, isa: str) -> Counts:
         """Instructions by function of the library, over the round in `source`."""
-        marks = self._scratch / f"{cpu}-{isa}.txt"
+        return self._count(cpu, "counted_step.py", source, isa)
+
+    def inference(self, models: Path, cpu: str) -> Counts:
+        """Instructions of one run of every model in the folder."""
+        return self._count(cpu, "counted_inference.py", models)
+
+    def _count(self, cpu: str, script: str, *arguments: str | Path) -> Counts:
+        marks = self._scratch / "marks.txt"
         environment = {
             **os.environ,
             "PYTHONPATH": f"{self._site}{os.pathsep}{TOOLS.parent}",
             "QEMU_PLUGIN": f"{self._plugin},out={marks}",
         }
-        command = [str(self._board.launcher(cpu)), str(TOOLS / "counted_step.py"), str(source), isa]
+        command = [str(self._board.launcher(cpu)), str(TOOLS / script), *map(str, arguments)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise BoardError(f"the step on the {cpu} by {isa} failed:\n{done.stdout}{done.stderr}")
+            raise BoardError(f"{script} on the {cpu} failed:\n{done.stdout}{done.stderr}")
         return counted(json.loads(done.stdout), marks.read_text(encoding="ascii"))
 
 

@@ -1,4 +1,4 @@
-"""How many instructions the ARM kernels save on convolution layers. Counts repeat: a loss shows at once."""
+"""How many instructions the ARM kernels and exported models save. Counts repeat: a loss shows at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import arm_inference
 from fedmpq.model.exchange import TrainingPlan
 from tools import arm_instructions, rounds
 from tools.arm_board import Board, BoardError
@@ -35,6 +36,15 @@ def test_convolutions_take_a_fraction_of_the_instructions(
     assert scalar.keys() == own.keys()
     assert arm_instructions.convolutions(scalar) > 10_000_000
     assert arm_instructions.convolutions(scalar) >= factor * arm_instructions.convolutions(own)
+
+
+def test_an_exported_model_takes_fewer_instructions_than_fp32(
+    counting: arm_instructions.Counting, tmp_path: Path
+) -> None:
+    arm_inference.write_models("resnet8", 4, tmp_path)
+    counts = counting.inference(tmp_path, "cortex-a76")
+    assert counts["fp32"] >= 1.8 * counts["exported"]
+    assert counts["static int8"] >= 0.95 * counts["exported"]
 
 
 def test_counts_are_differences_between_marks() -> None:
