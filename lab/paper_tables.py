@@ -251,7 +251,9 @@ def table4(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequence[in
 def epochs_figure(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequence[int]) -> Table:
     """Accuracy over the number of local epochs a round."""
     alpha = _one_alpha("epochs", alphas)
-    columns = tuple(Line(f"{n}", f"{n} epochs", {"epochs": n, "alpha": alpha}) for n in local_epochs)
+    columns = tuple(
+        Line(f"{n}", f"{n} epoch{'s' * (n > 1)}", {"epochs": n, "alpha": alpha}) for n in local_epochs
+    )
     title = f"Local epochs, {data_set.title}, α = {alpha:g}"
     # Five epochs is the setting of table 1, and has a column only at the paper's own scale.
     of_five = _table1_column(data_set, alpha, "5") if 5 in local_epochs else {}

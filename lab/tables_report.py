@@ -83,12 +83,11 @@ def markdown(table: Table, scores: Scores) -> str:
 
 
 def budgets_markdown(table: Table, scores: Scores) -> str:
-    """What devices of each budget run, for the methods that deploy other models than `W`."""
-    deployed = [(cell, scores[key]) for cell in table.cells() if (key := _key(cell)) in scores]
-    rows = [(cell, score) for cell, score in deployed if score.by_budget]
-    if not rows:
-        return ""
+    """What devices of each budget run, if a method deploys other models than `W`."""
+    rows = [(cell, scores[key]) for cell in table.cells() if (key := _key(cell)) in scores]
     budgets = sorted({budget for _, score in rows for budget in score.by_budget}, key=float)
+    if not budgets:
+        return ""
     headings = [
         table.row_heading,
         table.column_heading,

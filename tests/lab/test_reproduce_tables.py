@@ -199,9 +199,12 @@ def test_markdown_shows_deployed_w_and_paper() -> None:
     assert tables_report.budgets_markdown(table, SCORES).splitlines() == [
         "| method | label skew α | W | 2 bit | 8 bit | mean deployed | seeds |",
         "| --- | --- | --- | --- | --- | --- | --- |",
+        "| FP32 | 0.5 | 80.0 | – | – | – | 1 |",
         "| FedMPQ | 0.5 | 65.0 ±5.0 | 30.0 ±10.0 | 65.0 ±5.0 | 47.5 ±2.5 | 2 |",
     ]
     assert tables_report.budgets_markdown(table, {}) == ""
+    floats = {key: score for key, score in SCORES.items() if key[0] == "fp32"}
+    assert tables_report.budgets_markdown(table, floats) == ""
 
 
 def test_csv_has_a_line_a_cell() -> None:
