@@ -20,6 +20,7 @@ from fedmpq.export.onnx_lowering import lower_to_onnx
 from fedmpq.export.verify import random_images
 from fedmpq.model import zoo
 from fedmpq.model.integer_program import compile_program
+from fedmpq.server.pruning_growing import BudgetError
 from tools import arm_board
 from tools.arm_board import CPUS, BoardError
 from tools.arm_instructions import Counting
@@ -61,7 +62,7 @@ def main() -> None:
                 for rival, count in counts.items():
                     print(f"| {rival} | {count / 1e6:.1f} | {counts['fp32'] / count:.2f} |")
                 print(flush=True)
-    except (BoardError, WheelError) as error:
+    except (BoardError, BudgetError, WheelError) as error:
         sys.exit(f"arm_inference: {error}")
 
 

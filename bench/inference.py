@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from bench.machine import Machine
 from bench.timing import interleaved, load_average
 from bench.workload import INPUT_SCALE, INPUT_ZERO_POINT, dealt_bits
+from fedmpq.cli.trained_run import TrainedRunError
 from fedmpq.export.executorch_lowering import compress, lower_to_executorch
 from fedmpq.export.executorch_runtime import ExecuTorchRunner, executorch_input
 from fedmpq.export.exporting import Deployed
@@ -45,6 +46,7 @@ from fedmpq.model.integer_program import IntegerProgram, compile_program
 from fedmpq.model.quantized import QuantizedLayer, Side, dequantize_all
 from fedmpq.model.trace import initial_state, trace
 from fedmpq.server.method import QuantizedMethod
+from fedmpq.server.recipe import QUANTIZED_METHODS
 from fedmpq.server.state import ClientRecord
 
 BATCHES = (1, 64)
@@ -193,6 +195,8 @@ def trained(bits: float, run: Path | None) -> Checkpoint:
 def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
     """Of a trained model, as shares of its run's test images; the same for every model that is timed."""
     checkpoint = trained(bits, run)
+    if checkpoint.experiment.method not in QUANTIZED_METHODS:
+        raise TrainedRunError(f"{run} is of {checkpoint.experiment.method}, which deploys no integer model")
     experiment, graph, model = checkpoint.experiment, checkpoint.graph, checkpoint.model
     train, test = simulation.load_data(experiment)
     method = QuantizedMethod(graph, experiment.recipe(), experiment.seed)
@@ -227,6 +231,9 @@ def equality(rivals: Rivals) -> dict[str, bool]:
 
 def facts_of(name: str, bits: float, repetitions: int, run: Path | None = None) -> dict[str, Any]:
     before = load_average()
+    if run is not None:
+        # First, for what is wrong with it is told at once.
+        accuracies(bits, run)
     rivals = make_rivals(make_model(name, bits))
     batches = [measure(rivals, batch, repetitions) for batch in BATCHES]
     bare = rivals.model.bare_bytes
@@ -286,7 +293,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if Machine.here().busy_with(load := load_average()):
         print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
-    facts = facts_of(arguments.model, arguments.bits, arguments.repetitions, arguments.run)
+    try:
+        facts = facts_of(arguments.model, arguments.bits, arguments.repetitions, arguments.run)
+    except ValueError as error:
+        sys.exit(f"bench.inference: {error}")
     print(json.dumps(facts) if arguments.json else table(facts))
 
 

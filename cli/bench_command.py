@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,9 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     for name in ("batch", "threads", "seconds"):
-        if getattr(arguments, name) <= 0:
-            raise BenchError(f"--{name} {getattr(arguments, name)} must be above 0")
+        if not 0 < getattr(arguments, name) < math.inf:
+            raise BenchError(f"--{name} {getattr(arguments, name)} must be above 0 and finite")
     if arguments.in_process:
+        _end_with_parent()
         print(json.dumps(measured(arguments.models[0], arguments)))
         return 0
     if not arguments.json:
@@ -80,7 +84,12 @@ def _peak_bytes() -> int:
 
 def _loaded(path: Path, threads: int) -> tuple[Run, tuple[int, int, int]]:
     if path.name.endswith(SUFFIXES["executorch"]):
-        from fedmpq.export.executorch_runtime import ExecuTorchRunner
+        try:
+            from fedmpq.export.executorch_runtime import ExecuTorchRunner
+        except ModuleNotFoundError as error:
+            raise BenchError(
+                f'{path.name} needs {error.name}, which is not installed: pip install "fedmpq[export]"'
+            ) from None
 
         return ExecuTorchRunner(path, threads).logits, _pixels(path)
     from fedmpq.export.onnx_runtime import OnnxRunner
@@ -108,6 +117,18 @@ def _in_fresh_process(path: Path, arguments: argparse.Namespace) -> dict[str, An
         raise BenchError(reason[-1].removeprefix("fedmpq bench: "))
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return facts
+
+
+def _end_with_parent() -> None:
+    """However the parent ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _row(facts: dict[str, Any]) -> str:

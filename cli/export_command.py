@@ -108,7 +108,9 @@ def _chosen(run: TrainedRun, arguments: argparse.Namespace) -> list[tuple[str, D
         return [(f"budget-{arguments.budget:g}", run.method.deployments(run.model, [anyone])[0])]
     records = list(run.model.clients)
     if arguments.client is not None:
-        records = [record for record in records if arguments.client in _known_as(run, record)]
+        named = [record for record in records if run.client_names[record.client] == arguments.client]
+        # A name may look like another client's number.
+        records = named or [record for record in records if str(record.client) == arguments.client]
         if not records:
             raise ExportError(
                 f"the run has no client {arguments.client}; it has {_listed(run.client_names.values())}"
@@ -117,11 +119,6 @@ def _chosen(run: TrainedRun, arguments: argparse.Namespace) -> list[tuple[str, D
         (run.client_names[each.clients[0].client], each)
         for each in run.method.deployments(run.model, records)
     ]
-
-
-def _known_as(run: TrainedRun, record: ClientRecord) -> tuple[str, str]:
-    """A client's name and its number."""
-    return run.client_names[record.client], str(record.client)
 
 
 def _deployed(run: TrainedRun, deployment: Deployment) -> Deployed:

@@ -47,7 +47,9 @@ COMMANDS = {
     "client": Entry(
         "fedmpq.edge_client.client_command", "edge", "take part in a federation with this device"
     ),
-    "export": Entry("fedmpq.cli.export_command", "export,lab", "models for ONNX Runtime and ExecuTorch"),
+    "export": Entry(
+        "fedmpq.cli.export_command", "export,lab,server", "models for ONNX Runtime and ExecuTorch"
+    ),
     "predict": Entry("fedmpq.cli.predict_command", "predict", "what an exported model sees in images"),
     "bench": Entry("fedmpq.cli.bench_command", "predict", "latency and memory of exported models"),
     "info": Entry("fedmpq.cli.info", "edge", "version, kernels and engines of this installation"),

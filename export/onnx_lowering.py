@@ -221,7 +221,7 @@ class _Lowering:
             "strides": (op.stride[0], 1),
             "pads": (op.padding[0], groups.before, op.padding[0], groups.after),
             "shape": shape,
-            "groups": (0, 0, -1, grouped_channels),
+            "groups": (0, 0, self.program.graph.input.width // PIXELS, grouped_channels),
             "size": (groups.outputs * shape[0], grouped_channels, rows, reach),
             "image": (0, 0, width, shape[0]),
             "times": [groups.outputs],

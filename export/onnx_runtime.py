@@ -53,6 +53,8 @@ class OnnxRunner:
         except (ValueError, TypeError, KeyError):
             raise ExportError(f"{self.what} has no readable description; export it again") from None
         check_format(self.what, version)
+        if not isinstance(metadata.get("classes"), list):
+            raise ExportError(f"{self.what} names no classes; export it again")
         return metadata
 
     @property

@@ -284,7 +284,7 @@ def _scores(plan: Plan) -> Scores:
 
 def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespace, out: Path) -> None:
     """The table as Markdown and CSV, and its settings; whole files, replaced."""
-    stem, table = out / _stem(plan, arguments), plan.table
+    stem, table = _stem(plan, arguments), plan.table
     settings = "\n".join(f"- {line}" for line in _settings_lines(plan, scale))
     parts = [
         f"# {table.title}: scale {scale.name}",
@@ -292,10 +292,10 @@ def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespa
         f"{settings}\n- {_score_note(arguments.seeds)}",
         tables_report.markdown(table, scores).rstrip(),
         tables_report.budgets_markdown(table, scores).rstrip(),
-        f"![{table.title}]({_stem(plan, arguments)}.png)",
+        f"![{table.title}]({stem}.png)",
     ]
-    _replace(stem.with_suffix(".md"), "\n\n".join(part for part in parts if part) + "\n")
-    _replace(stem.with_suffix(".csv"), tables_report.csv_text(table, scores))
+    _replace(out / f"{stem}.md", "\n\n".join(part for part in parts if part) + "\n")
+    _replace(out / f"{stem}.csv", tables_report.csv_text(table, scores))
     record = {
         "fedmpq": version("fedmpq"),
         "command": _command(arguments),
@@ -307,12 +307,19 @@ def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespa
         "test_images": plan.data.test_images,
         "cells": {f"{r}, {c}, seed {s}": cell.experiment.to_dict() for (r, c, s), cell in plan.cells.items()},
     }
-    _replace(stem.with_suffix(".json"), json.dumps(record, indent=2, allow_nan=False) + "\n")
+    _replace(out / f"{stem}.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
 def _stem(plan: Plan, arguments: argparse.Namespace) -> str:
-    """What the table's files are called, without their suffixes."""
-    return plan.table.file_stem + (f"-rounds{arguments.rounds}" if arguments.rounds is not None else "")
+    """What the table's files are called, without their suffixes. A part does not replace the whole."""
+    parts = [plan.table.file_stem]
+    if arguments.rounds is not None:
+        parts.append(f"rounds{arguments.rounds}")
+    if arguments.alpha:
+        parts.append("alpha" + ",".join(f"{alpha:g}" for alpha in arguments.alpha))
+    if arguments.only:
+        parts.append(",".join(row.key for row in plan.table.rows))
+    return "-".join(parts)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -41,7 +41,7 @@ def store_data(spec: str, scale: Scale, folder: Path) -> StoredData:
     """
     for record_path in sorted(folder.glob("*.json")):
         record = json.loads(record_path.read_text(encoding="utf-8"))
-        if record["source"] == _source(spec) and record["size"] == scale.size:
+        if record["source"] == _source(spec):
             data_set = data_set_of(spec, record["classes"])
             _check_limits(record, record_path, scale, data_set)
             return _stored(data_set, record, folder)
@@ -78,7 +78,8 @@ def _source(spec: str) -> str:
 
 def _check_limits(record: dict[str, Any], path: Path, scale: Scale, data_set: DataSet) -> None:
     cut = scale.cut_of(data_set)
-    if (record["train_limit"], record["test_limit"]) != (cut.train_limit, cut.test_limit):
+    wanted = (scale.size, cut.train_limit, cut.test_limit)
+    if (record["size"], record["train_limit"], record["test_limit"]) != wanted:
         raise ExperimentError(f"{path} is of another scale than {scale.name}; choose another --out")
 
 

@@ -66,6 +66,9 @@ def deal_best(
     preference. Equal gains go to the lower layer index. A bit that removes nothing, or by noise adds error,
     is dealt last, but it is dealt: the width is free to use and the next round's errors may need it.
 
+    Greed can spend on small layers what a large one lacks for its next bit. So ``floor(v)`` bits on every
+    layer is tried as a start too, and is taken where it ends with less error.
+
     No layer gets more than ``FAST_BITS`` bits unless the budget does: beyond, inference runtimes leave their
     fastest kernels, and next to 4-bit activations the weights' error is small already.
     """
@@ -74,7 +77,16 @@ def deal_best(
     table = _checked_errors(errors, len(sizes))
     _checked_width("floor", floor)
     weights = [int(size) for size in sizes]
-    start = floor if floor * sum(weights) <= capacity else MIN_BITS
+    least = floor if floor * sum(weights) <= capacity else MIN_BITS
+    starts = (least, max(least, min(int(budget), ceiling)))
+    dealt = [_grown(start, weights, table, capacity, ceiling) for start in starts]
+    return min(dealt, key=lambda widths: sum(row[bits - 1] for row, bits in zip(table, widths, strict=True)))
+
+
+def _grown(
+    start: int, weights: list[int], table: list[list[float]], capacity: int, ceiling: int
+) -> tuple[int, ...]:
+    """From `start` bits on every layer, the best bit next, until none fits."""
     widths = [start] * len(weights)
     spare = capacity - start * sum(weights)
 

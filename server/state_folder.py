@@ -18,7 +18,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpq.server.database import sqlite_url
 from fedmpq.server.private_files import private_folder, write_private
 
 DEFAULT_STATE = Path("fedmpq-server")
@@ -82,6 +81,9 @@ class StateFolder:
         try:
             return (self.path / "database").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
+            # Here, so that a folder can be asked whether it is a server's where SQLAlchemy is not installed.
+            from fedmpq.server.database import sqlite_url
+
             return sqlite_url(self.path / "fedmpq.db")
 
     def remember_database(self, url: str) -> None:

@@ -28,13 +28,11 @@ Counts = Counter[str]
 
 
 class Counting:
-    """A board with the wheel and the plugin at hand; everything made is in `scratch`."""
+    """A board with the plugin at hand; everything made is in `scratch`."""
 
     def __init__(self, board: Board, scratch: Path) -> None:
         self._board, self._scratch = board, scratch
         self._site, self._plugin = scratch / "site", scratch / "instruction_counter.so"
-        wheel = wheels.build("aarch64")
-        wheels.install([str(wheel), "--no-deps"], "aarch64", board.python_version(), self._site)
         compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
         if compiler is None:
             raise BoardError("no C compiler found for qemu's plugin: install one, e.g. gcc")
@@ -43,6 +41,9 @@ class Counting:
 
     def step(self, source: Path, cpu: str, isa: str) -> Counts:
         """Instructions by function of the library, over the round in `source`."""
+        if not self._site.exists():
+            wheel = wheels.build("aarch64")
+            wheels.install([str(wheel), "--no-deps"], "aarch64", self._board.python_version(), self._site)
         return self._count(cpu, "counted_step.py", source, isa)
 
     def inference(self, models: Path, cpu: str) -> Counts:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
 
 Capture = pytest.CaptureFixture[str]
+Result = TypeVar("Result")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +97,18 @@ def test_mistakes_are_one_line(
     words: list[str], message: str, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     assert message in mistake(capsys, "export", "--run", str(run), "-o", str(tmp_path), *words)
+
+
+def test_a_simulations_run_needs_nothing_of_the_servers(run: Path, tmp_path: Path) -> None:
+    words = ["export", "--run", str(run), "--budget", "4", "-o", str(tmp_path), "--no-speed"]
+    script = (
+        "import sys\n"
+        "for name in ('sqlalchemy', 'alembic', 'fsspec', 'prometheus_client', 'rich', 'grpc'):\n"
+        "    sys.modules[name] = None\n"
+        f"from fedmpq.cli.main import main; raise SystemExit(main({words!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_float_run_has_no_integer_model(run: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -180,4 +195,25 @@ def test_bench_passes_errors_on(tmp_path: Path, capsys: Capture) -> None:
         error
         == f"fedmpq bench: there is no model at {tmp_path / 'missing.onnx'}; name an exported .onnx file"
     )
-    assert "--batch 0 must be above 0" in mistake(capsys, "bench", "x.onnx", "--batch", "0")
+    for words in (["--batch", "0"], ["--seconds", "nan"], ["--seconds", "inf"]):
+        assert "must be above 0 and finite" in mistake(capsys, "bench", "x.onnx", *words)
+
+
+def test_a_bench_ends_with_the_process_that_asked_for_it(models: Path) -> None:
+    words = ["bench", str(models / "client-0.onnx"), "--seconds", "600"]
+    parent = subprocess.Popen([sys.executable, "-m", "fedmpq.cli", *words], stdout=subprocess.DEVNULL)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    child = awaited(lambda: children.read_text(encoding="ascii").split())[0]
+    # Not before the child watches its parent, which it does when it has imported everything.
+    awaited(lambda: "onnxruntime" in Path(f"/proc/{child}/maps").read_text(encoding="ascii"))
+    parent.kill()
+    parent.wait()
+    awaited(lambda: not Path(f"/proc/{child}").exists())
+
+
+def awaited(condition: Callable[[], Result], seconds: float = 60) -> Result:
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return result

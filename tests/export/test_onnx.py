@@ -104,6 +104,13 @@ def test_a_users_network(seed: int) -> None:
     check_equal(users_model(seed), count=9)
 
 
+def test_a_batch_may_be_empty() -> None:
+    model = deployed("resnet8", (4,))
+    program, content = lowered(model)
+    none = verify.random_images(program, 2)[:0]
+    assert OnnxRunner(content).logits(none).shape == (0, len(CLASSES))
+
+
 def test_no_wide_weight_is_int8(tmp_path: Path) -> None:
     """On CPUs that add pairs of products in 16 bits, int8 weights beyond ±63 give wrong sums."""
     _, content = lowered(deployed("resnet8", (1, 2, 3, 4, 5, 6, 7, 8)))
@@ -195,6 +202,7 @@ def with_metadata(content: bytes, text: str | None) -> bytes:
         ('{"format": 2}', "has format 2, and this fedmpq reads format 1: update fedmpq"),
         ('{"format": "new"}', "has format 'new'"),
         ("[]", "no readable description"),
+        ('{"format": 1}', "names no classes; export it again"),
         ("{", "no readable description"),
     ],
 )

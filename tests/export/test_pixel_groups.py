@@ -61,7 +61,7 @@ def model_of(op: Conv2d, height: int, width: int, bits: int) -> Deployed:
 def check(model: Deployed, *, grouped: bool) -> None:
     """Equal to the reference, and lowered in the way expected."""
     program = compile_program(model.graph, model.layers, model.side)
-    lowered = lower_to_onnx(program, model.layers, {})
+    lowered = lower_to_onnx(program, model.layers, {"classes": model.class_names})
     first = next(node for node in lowered.proto.graph.node if node.name == "first")
     assert first.op_type == ("FirstLayer" if grouped else "Layer")
     # Nothing transposes the image for no one to read.

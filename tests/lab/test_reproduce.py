@@ -233,8 +233,8 @@ def test_another_number_of_rounds_has_cells_and_files_of_its_own(capsys: Capture
     assert "  3 rounds of 1 local epochs (paper: 50 of 5)" in out.splitlines()
     name = "cifar10-fedmpq-paper-alpha1-epochs1"
     assert [len(read_log(Path("out/cells") / f"{name}{more}-seed0")) for more in ("", "-rounds3")] == [2, 3]
-    assert "--rounds 3 " in Path("out/table1-cifar10-rounds3.md").read_text()
-    assert "--rounds" not in Path("out/table1-cifar10.md").read_text()
+    assert "--rounds 3 " in Path("out/table1-cifar10-rounds3-alpha1-fedmpq.md").read_text()
+    assert "--rounds" not in Path("out/table1-cifar10-alpha1-fedmpq.md").read_text()
 
 
 @pytest.mark.usefixtures("toy")
@@ -252,25 +252,25 @@ def test_a_table_is_run_written_and_gone_on_with(capsys: Capture) -> None:
     assert {path.name for path in Path("out").iterdir()} == {
         "cells",
         "data",
-        *(f"table1-cifar10.{suffix}" for suffix in ("md", "csv", "json", "png")),
+        *(f"table1-cifar10-alpha0.5-fp32,fedmpq.{suffix}" for suffix in ("md", "csv", "json", "png")),
     }
     folder = Path("out/cells/cifar10-fedmpq-paper-alpha0.5-epochs1-seed0")
     results = [result.accuracies for result in read_log(folder) if result.accuracies]
     expected = 50 * (results[0].mean_deployed + results[1].mean_deployed)
-    text = Path("out/table1-cifar10.md").read_text()
+    text = Path("out/table1-cifar10-alpha0.5-fp32,fedmpq.md").read_text()
     assert f"| FedMPQ | {expected:.1f} | " in text
     assert (
         "    fedmpq reproduce table1 --data digits --scale small --seeds 0 --only fp32,fedmpq --alpha 0.5"
         in text
     )
-    record = json.loads(Path("out/table1-cifar10.json").read_text())
+    record = json.loads(Path("out/table1-cifar10-alpha0.5-fp32,fedmpq.json").read_text())
     assert record["common_settings"]["rounds"] == 2
     assert make_experiment(record["cells"]["fp32, 0.5, seed 0"]).method == "fp32"
     # One seed more: only its cells run.
     code, out, _ = reproduce(capsys, *words, "--seeds", "0,1")
     assert code == 0
     assert "2 of 4 cells to run" in out
-    assert "±" in Path("out/table1-cifar10.md").read_text()
+    assert "±" in Path("out/table1-cifar10-alpha0.5-fp32,fedmpq.md").read_text()
     assert "all 4 cells were finished before" in reproduce(capsys, *words, "--seeds", "0,1")[1]
     # Another table finds what it has in common with this one.
     words = ["table4", "--data", "digits", "--only", "aqfl,fedmpq", "--out", "out", "--seeds", "0"]
@@ -286,7 +286,7 @@ def test_json_is_all_there_is_on_standard_output(capsys: Capture) -> None:
     assert [first["type"], second["type"], table["type"]] == ["cell", "cell", "table"]
     assert first["cell"] == "cifar10-fpq8-paper-alpha0.5-epochs1-seed5"
     assert table["cells"]["fpq8, 2"]["deployed"]["value"] == pytest.approx(100 * second["mean_deployed"])
-    assert "written: runs/reproduce-small/epochs-cifar10.md" in err
+    assert "written: runs/reproduce-small/epochs-cifar10-fpq8.md" in err
 
 
 @pytest.mark.usefixtures("toy")
@@ -323,7 +323,8 @@ def test_a_cell_that_fails_is_told_and_the_table_written(
     code, out, _ = reproduce(capsys, *words)
     assert code == 1
     assert "failed: cifar10-aqfl-paper-alpha1-epochs1-seed0: the loss is nan" in out
-    assert "| AQFL | – | – | 62.1 |" in Path("runs/reproduce-small/table1-cifar10.md").read_text()
+    written = Path("runs/reproduce-small/table1-cifar10-alpha1-fp32,aqfl.md").read_text()
+    assert "| AQFL | – | – | 62.1 |" in written
 
 
 # The data
@@ -345,8 +346,11 @@ def test_stored_images_are_those_of_a_simulation(tmp_path: Path, monkeypatch: py
         assert store_data("digits", scale, tmp_path) == stored
     with pytest.raises(ExperimentError, match="is of another scale than small; choose another --out"):
         store_data("digits", replace(scale, cut=replace(scale.cut, train_limit=70)), tmp_path)
-    with pytest.raises(ExperimentError, match="holds another CIFAR-10 than digits; choose another --out"):
+    with pytest.raises(ExperimentError, match="is of another scale than small; choose another --out"):
         store_data("digits", TOY, tmp_path)
+    other = str(stored.path)
+    with pytest.raises(ExperimentError, match=r"holds another CIFAR-10 than .*npz; choose another --out"):
+        store_data(other, scale, tmp_path)
     stored.path.write_bytes(b"cut off")
     with pytest.raises(ExperimentError, match=r"cifar10.npz is missing or damaged; remove cifar10.json"):
         store_data("digits", scale, tmp_path)

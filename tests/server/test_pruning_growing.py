@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from fractions import Fraction
@@ -74,9 +75,19 @@ def slow_paper(
 def slow_best(
     sizes: Sequence[int], errors: NDArray[np.float64], budget: float | Fraction, floor: int
 ) -> tuple[int, ...]:
+    """From the floor and from the whole bits of the budget, whichever ends with less error."""
+    least = floor if floor <= Fraction(budget) else 1
+    ends = [slow_growth(sizes, errors, budget, start) for start in (least, max(least, math.floor(budget)))]
+    totals = [sum(float(errors[layer, bits - 1]) for layer, bits in enumerate(widths)) for widths in ends]
+    return ends[0] if totals[0] <= totals[1] else ends[1]
+
+
+def slow_growth(
+    sizes: Sequence[int], errors: NDArray[np.float64], budget: float | Fraction, start: int
+) -> tuple[int, ...]:
     """Look at every layer for every bit."""
     allowed, most = Fraction(budget) * sum(sizes), most_bits(budget)
-    widths = [floor if floor * sum(sizes) <= allowed else 1] * len(sizes)
+    widths = [start] * len(sizes)
     while True:
         stored = sum(b * m for b, m in zip(widths, sizes, strict=True))
         open_layers = [
@@ -206,6 +217,13 @@ def test_best_rule_goes_beyond_six_bits_only_with_the_budget() -> None:
     assert deal_best((1, 1), errors, 6) == (6, 6)
     assert deal_best((1, 1), errors, 6.5) == (5, 8)
     assert deal_best((1, 1), errors, 8) == (8, 8)
+
+
+def test_best_rule_does_not_starve_a_large_layer() -> None:
+    # Greed gives the small layers six bits each, and 2,536 bits are left for a layer of 4,096 weights.
+    errors = np.array([halving(1.0)] * 3)
+    assert deal_best((200, 4096, 320), errors, 3) == (3, 3, 3)
+    assert deal_best((200, 4096, 320), errors, 2.5) == (6, 2, 6)
 
 
 def test_best_rule_starts_at_one_bit_when_the_floor_exceeds_the_budget() -> None:
