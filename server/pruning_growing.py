@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from fedmpq.model.grid import FAST_BITS, MAX_BITS
 
 MIN_BITS = 1
+EVEN_AT_MOST = 0.9
+"""Of greed's error: what an even start must end with to be preferred."""
 
 
 class BudgetError(ValueError):
@@ -67,7 +69,7 @@ def deal_best(
     is dealt last, but it is dealt: the width is free to use and the next round's errors may need it.
 
     Greed can spend on small layers what a large one lacks for its next bit. So ``floor(v)`` bits on every
-    layer is tried as a start too, and is taken where it ends with less error.
+    layer is tried as a start too, and is taken where it ends with a tenth less error.
 
     No layer gets more than ``FAST_BITS`` bits unless the budget does: beyond, inference runtimes leave their
     fastest kernels, and next to 4-bit activations the weights' error is small already.
@@ -78,9 +80,14 @@ def deal_best(
     _checked_width("floor", floor)
     weights = [int(size) for size in sizes]
     least = floor if floor * sum(weights) <= capacity else MIN_BITS
-    starts = (least, max(least, min(int(budget), ceiling)))
-    dealt = [_grown(start, weights, table, capacity, ceiling) for start in starts]
-    return min(dealt, key=lambda widths: sum(row[bits - 1] for row, bits in zip(table, widths, strict=True)))
+    greedy, even = (
+        _grown(start, weights, table, capacity, ceiling) for start in (least, max(least, int(budget)))
+    )
+    return even if _total(table, even) < EVEN_AT_MOST * _total(table, greedy) else greedy
+
+
+def _total(table: list[list[float]], widths: tuple[int, ...]) -> float:
+    return sum(row[bits - 1] for row, bits in zip(table, widths, strict=True))
 
 
 def _grown(

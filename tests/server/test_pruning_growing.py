@@ -75,11 +75,11 @@ def slow_paper(
 def slow_best(
     sizes: Sequence[int], errors: NDArray[np.float64], budget: float | Fraction, floor: int
 ) -> tuple[int, ...]:
-    """From the floor and from the whole bits of the budget, whichever ends with less error."""
+    """From the floor, or from the whole bits of the budget if that ends with a tenth less error."""
     least = floor if floor <= Fraction(budget) else 1
     ends = [slow_growth(sizes, errors, budget, start) for start in (least, max(least, math.floor(budget)))]
     totals = [sum(float(errors[layer, bits - 1]) for layer, bits in enumerate(widths)) for widths in ends]
-    return ends[0] if totals[0] <= totals[1] else ends[1]
+    return ends[1] if totals[1] < 0.9 * totals[0] else ends[0]
 
 
 def slow_growth(
