@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from bench.machine import Machine
 from bench.timing import interleaved, load_average
 from bench.workload import INPUT_SCALE, INPUT_ZERO_POINT, dealt_bits
-from fedmpq.cli.trained_run import TrainedRunError
+from fedmpq.cli.trained_run import quantized_method
 from fedmpq.export.executorch_lowering import compress, lower_to_executorch
 from fedmpq.export.executorch_runtime import ExecuTorchRunner, executorch_input
 from fedmpq.export.exporting import Deployed
@@ -45,8 +45,6 @@ from fedmpq.model import zoo
 from fedmpq.model.integer_program import IntegerProgram, compile_program
 from fedmpq.model.quantized import QuantizedLayer, Side, dequantize_all
 from fedmpq.model.trace import initial_state, trace
-from fedmpq.server.method import QuantizedMethod
-from fedmpq.server.recipe import QUANTIZED_METHODS
 from fedmpq.server.state import ClientRecord
 
 BATCHES = (1, 64)
@@ -195,11 +193,9 @@ def trained(bits: float, run: Path | None) -> Checkpoint:
 def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
     """Of a trained model, as shares of its run's test images; the same for every model that is timed."""
     checkpoint = trained(bits, run)
-    if checkpoint.experiment.method not in QUANTIZED_METHODS:
-        raise TrainedRunError(f"{run} is of {checkpoint.experiment.method}, which deploys no integer model")
     experiment, graph, model = checkpoint.experiment, checkpoint.graph, checkpoint.model
+    method = quantized_method(checkpoint)
     train, test = simulation.load_data(experiment)
-    method = QuantizedMethod(graph, experiment.recipe(), experiment.seed)
     deployed = method.deployments(model, [ClientRecord(0, bits, 1)])[0]
     program = compile_program(graph, deployed.layers, deployed.side)
     exported = lower_to_onnx(program, deployed.layers, {"classes": checkpoint.class_names}).to_bytes()
@@ -231,9 +227,8 @@ def equality(rivals: Rivals) -> dict[str, bool]:
 
 def facts_of(name: str, bits: float, repetitions: int, run: Path | None = None) -> dict[str, Any]:
     before = load_average()
-    if run is not None:
-        # First, for what is wrong with it is told at once.
-        accuracies(bits, run)
+    # First: what is wrong with the run is told before minutes of timing.
+    shares = accuracies(bits, run)
     rivals = make_rivals(make_model(name, bits))
     batches = [measure(rivals, batch, repetitions) for batch in BATCHES]
     bare = rivals.model.bare_bytes
@@ -255,7 +250,7 @@ def facts_of(name: str, bits: float, repetitions: int, run: Path | None = None) 
         "executorch_speedup": slowest("executorch"),
         "static_int8_speedup": slowest("static_int8"),
         **equality(rivals),
-        **accuracies(bits, run),
+        **shares,
         "batches": batches,
         "load_average_before": before,
         "load_average_after": load_average(),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpq.lab.checkpoint import load_checkpoint
+from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
 from fedmpq.model.data import Dataset
 from fedmpq.model.graph import Graph
 from fedmpq.server.method import QuantizedMethod
@@ -47,6 +47,17 @@ def read_run(path: Path, name: str | None = None, blobs: str | None = None) -> T
     return _of_simulation(path)
 
 
+def quantized_method(checkpoint: Checkpoint) -> QuantizedMethod:
+    """What deals and deploys a simulation's integer models."""
+    experiment = checkpoint.experiment
+    if experiment.method not in QUANTIZED_METHODS:
+        raise TrainedRunError(
+            f"the run's method is {experiment.method}, which trains no integer model;"
+            f" export one of {', '.join(QUANTIZED_METHODS)}"
+        )
+    return QuantizedMethod(checkpoint.graph, experiment.recipe(), experiment.seed)
+
+
 def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> TrainedRun:
     from fedmpq.server.run_config import load_test_data
     from fedmpq.server.stored_run import read_stored_run
@@ -68,14 +79,9 @@ def _of_simulation(path: Path) -> TrainedRun:
 
     checkpoint = load_checkpoint(path)
     experiment = checkpoint.experiment
-    if experiment.method not in QUANTIZED_METHODS:
-        raise TrainedRunError(
-            f"the run's method is {experiment.method}, which trains no integer model;"
-            f" export one of {', '.join(QUANTIZED_METHODS)}"
-        )
     return TrainedRun(
         name=path.resolve().name if path.is_dir() else path.resolve().parent.name,
-        method=QuantizedMethod(checkpoint.graph, experiment.recipe(), experiment.seed),
+        method=quantized_method(checkpoint),
         model=checkpoint.model,
         class_names=checkpoint.class_names,
         client_names={client.client: f"client-{client.client}" for client in checkpoint.model.clients},

@@ -42,10 +42,23 @@ Weight <shape> (planes, place, offset, zero) => (weight)
 }
 """
 
-# y = zero_y + rint(float(bias + sum (x - zero_x) * (w - zero_w)) * multiplier), saturated. The scales of x
-# and y are 1 and that of the weights is the multiplier, so the runtime's is the multiplier to the bit.
-_ROUNDED = """
-Rounded <strides, pads, dilations, group> (x, zero_x, weight, zero_w, bias, multiplier, zero_y) => (y)
+# `biases` and `multipliers` are those of all layers; one layer's are at start..stop.
+_PARAMETERS = """
+Parameters <shape, start, stop> (planes, place, offset, zero_w, biases, multipliers)
+    => (weight, bias, multiplier)
+{
+    weight = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
+    begin = Constant <value_ints: ints = @start> ()
+    end = Constant <value_ints: ints = @stop> ()
+    bias = Slice (biases, begin, end)
+    multiplier = Slice (multipliers, begin, end)
+}
+"""
+
+# The scales of x and y are 1 and that of the weights is the multiplier, so what the runtime multiplies its
+# sums by is the multiplier to the bit.
+_REALS = """
+Reals (x, zero_x, weight, zero_w, bias, multiplier) => (real_x, real_weight, real_bias)
 {
     unit = Constant <value = float {1.0}> ()
     real_x = DequantizeLinear (x, unit, zero_x)
@@ -53,24 +66,30 @@ Rounded <strides, pads, dilations, group> (x, zero_x, weight, zero_w, bias, mult
     zeros = Expand (zero_w, channels)
     real_weight = DequantizeLinear <axis = 0> (weight, multiplier, zeros)
     real_bias = DequantizeLinear <axis = 0> (bias, multiplier)
+}
+"""
+
+# y = zero_y + rint(float(bias + sum (x - zero_x) * (w - zero_w)) * multiplier), saturated.
+_ROUNDED = """
+Rounded <strides, pads, dilations, group> (x, zero_x, weight, zero_w, bias, multiplier, zero_y) => (y)
+{
+    real_x, real_weight, real_bias = fedmpq.Reals (x, zero_x, weight, zero_w, bias, multiplier)
     real_y = Conv
         <strides: ints = @strides, pads: ints = @pads, dilations: ints = @dilations, group: int = @group>
         (real_x, real_weight, real_bias)
+    unit = Constant <value = float {1.0}> ()
     y = QuantizeLinear (real_y, unit, zero_y)
 }
 """
 
-# `biases` and `multipliers` are those of all layers; this one's are at start..stop.
 _LAYER = """
 Layer <shape, start, stop,
        strides: ints = [1, 1], pads: ints = [0, 0, 0, 0], dilations: ints = [1, 1], group: int = 1>
     (x, zero_x, planes, place, offset, zero_w, biases, multipliers, zero_y) => (y)
 {
-    weight = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
-    begin = Constant <value_ints: ints = @start> ()
-    end = Constant <value_ints: ints = @stop> ()
-    bias = Slice (biases, begin, end)
-    multiplier = Slice (multipliers, begin, end)
+    weight, bias, multiplier = fedmpq.Parameters
+        <shape: ints = @shape, start: ints = @start, stop: ints = @stop>
+        (planes, place, offset, zero_w, biases, multipliers)
     y = fedmpq.Rounded
         <strides: ints = @strides, pads: ints = @pads, dilations: ints = @dilations, group: int = @group>
         (x, zero_x, weight, zero_w, bias, multiplier, zero_y)
@@ -83,19 +102,17 @@ _FIRST_LAYER = """
 FirstLayer <shape, start, stop, groups, size, image, times, strides, pads, dilations: ints = [1, 1]>
     (x, zero_x, planes, place, offset, zero_w, biases, multipliers, zero_y, taps) => (y)
 {
-    narrow = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
+    narrow, own_bias, own_multiplier = fedmpq.Parameters
+        <shape: ints = @shape, start: ints = @start, stop: ints = @stop>
+        (planes, place, offset, zero_w, biases, multipliers)
     column = Constant <value_ints = [0, 0, 0, 0, 0, 0, 0, 1]> ()
     padded = Pad (narrow, column, zero_w)
     spread = Gather <axis = 3> (padded, taps)
     ordered = Transpose <perm = [3, 0, 5, 1, 2, 4]> (spread)
     weight_size = Constant <value_ints: ints = @size> ()
     weight = Reshape (ordered, weight_size)
-    begin = Constant <value_ints: ints = @start> ()
-    end = Constant <value_ints: ints = @stop> ()
     repeats = Constant <value_ints: ints = @times> ()
-    own_bias = Slice (biases, begin, end)
     bias = Tile (own_bias, repeats)
-    own_multiplier = Slice (multipliers, begin, end)
     multiplier = Tile (own_multiplier, repeats)
     group_size = Constant <value_ints: ints = @groups> ()
     grouped = Reshape (x, group_size)
@@ -114,17 +131,10 @@ FirstLayer <shape, start, stop, groups, size, image, times, strides, pads, dilat
 _REAL_LAYER = """
 RealLayer <shape, start, stop> (x, zero_x, planes, place, offset, zero_w, biases, scales) => (y)
 {
-    weight = fedmpq.Weight <shape: ints = @shape> (planes, place, offset, zero_w)
-    begin = Constant <value_ints: ints = @start> ()
-    end = Constant <value_ints: ints = @stop> ()
-    bias = Slice (biases, begin, end)
-    scale = Slice (scales, begin, end)
-    unit = Constant <value = float {1.0}> ()
-    real_x = DequantizeLinear (x, unit, zero_x)
-    rows = Shape (scale)
-    zeros = Expand (zero_w, rows)
-    real_weight = DequantizeLinear <axis = 0> (weight, scale, zeros)
-    real_bias = DequantizeLinear <axis = 0> (bias, scale)
+    weight, bias, scale = fedmpq.Parameters
+        <shape: ints = @shape, start: ints = @start, stop: ints = @stop>
+        (planes, place, offset, zero_w, biases, scales)
+    real_x, real_weight, real_bias = fedmpq.Reals (x, zero_x, weight, zero_w, bias, scale)
     y = Gemm <transB = 1> (real_x, real_weight, real_bias)
 }
 """
@@ -145,7 +155,7 @@ Average <shape, strides: ints = [1, 1], pads: ints = [0, 0, 0, 0], group: int = 
 """
 
 _HEADER = f'<opset_import: ["" : {OPSET}, "{DOMAIN}" : 1], domain: "{DOMAIN}">'
-_TEXTS = (_WEIGHT, _ROUNDED, _LAYER, _FIRST_LAYER, _REAL_LAYER, _AVERAGE)
+_TEXTS = (_WEIGHT, _PARAMETERS, _REALS, _ROUNDED, _LAYER, _FIRST_LAYER, _REAL_LAYER, _AVERAGE)
 FUNCTIONS: dict[str, onnx.FunctionProto] = {}
 for _text in _TEXTS:
     _function = onnx.parser.parse_function(_HEADER + _text)

@@ -25,7 +25,7 @@ class PixelGroups:
 
     taps: NDArray[np.int64]
     before: int
-    """Groups read before that of the outputs; as many as `after` follow it."""
+    """Groups read besides the outputs' own, on its left and, `after`, on its right."""
     after: int
 
     @property

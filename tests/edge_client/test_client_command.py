@@ -34,6 +34,7 @@ from tests.edge_client.fake_federation import (
     Work,
     cut_after,
 )
+from tests.waiting import until
 
 Made = Callable[..., Any]
 FEDMPQ = Path(sys.executable).with_name("fedmpq")
@@ -83,13 +84,6 @@ def scene(tmp_path: Path, make_model: Made, make_data: Made) -> Iterator[Scene]:
     _save(tmp_path / "data.npz", images=data.images, labels=data.labels, class_names=data.class_names)
     yield Scene(tmp_path, server, data, Work(model.graph, model.layers, model.side, PLAN))
     server.stop()
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def wait_for_line(client: subprocess.Popen[str], part: str) -> None:

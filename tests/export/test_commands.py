@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +18,9 @@ from fedmpq.cli.predict_command import bar, softmax
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
+from tests.waiting import until
 
 Capture = pytest.CaptureFixture[str]
-Result = TypeVar("Result")
 
 
 @pytest.fixture(scope="module")
@@ -203,17 +201,9 @@ def test_a_bench_ends_with_the_process_that_asked_for_it(models: Path) -> None:
     words = ["bench", str(models / "client-0.onnx"), "--seconds", "600"]
     parent = subprocess.Popen([sys.executable, "-m", "fedmpq.cli", *words], stdout=subprocess.DEVNULL)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    child = awaited(lambda: children.read_text(encoding="ascii").split())[0]
+    child = until(lambda: children.read_text(encoding="ascii").split())[0]
     # Not before the child watches its parent, which it does when it has imported everything.
-    awaited(lambda: "onnxruntime" in Path(f"/proc/{child}/maps").read_text(encoding="ascii"))
+    until(lambda: "onnxruntime" in Path(f"/proc/{child}/maps").read_text(encoding="ascii"))
     parent.kill()
     parent.wait()
-    awaited(lambda: not Path(f"/proc/{child}").exists())
-
-
-def awaited(condition: Callable[[], Result], seconds: float = 60) -> Result:
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return result
+    until(lambda: not Path(f"/proc/{child}").exists())
