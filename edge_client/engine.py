@@ -1,7 +1,8 @@
 """The seam between local training and the arithmetic that does it.
 
-An engine holds one quantized model and trains it in place. Integer codes are the only weights that persist
-between steps. Engines agree to the bit on integer accumulators and on the code update.
+An engine holds one quantized model and trains it in place. Integers are the only weights that persist between
+steps: the codes and, under the carried rule, 256ths of a code beside them. Engines agree to the bit on
+integer accumulators and on the code update.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.model.change import Fractions
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
@@ -25,6 +27,10 @@ Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 class TrainingError(RuntimeError):
     """Training that cannot go on, such as a loss that is not a number."""
+
+
+class WorkStopped(Exception):
+    """The round was called off."""
 
 
 class EngineError(RuntimeError):
@@ -51,6 +57,9 @@ class Engine(Protocol):
 
     def layers(self) -> Layers:
         """The codes as they are now."""
+
+    def fractions(self) -> Mapping[str, Fractions]:
+        """256ths of a code beside the codes of each layer, flat; empty under the paper's rule."""
 
     def side(self) -> Side:
         """The side tensors as they are now."""

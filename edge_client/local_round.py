@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmpq.edge_client.augment import epoch_order, pad_crop_flip
 from fedmpq.edge_client.engine import Batch, Engine, EpochResult, TrainingError
+from fedmpq.model.change import change_of
 from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import (
     MIN_SAMPLES,
@@ -30,7 +31,7 @@ def run_local_round(
     engine: Engine, graph: Graph, assignment: Assignment, data: Dataset, progress: Progress | None = None
 ) -> Update:
     """Train `assignment` on `data` with `engine`; `progress` hears of every epoch."""
-    _check_data(graph, data, assignment.client)
+    check_data(graph, data, assignment.client)
     plan = assignment.plan
     draws = Draws(assignment.seed, assignment.client, assignment.round)
     engine.load(graph, unpack_layers(graph, assignment.layers), assignment.side, plan, draws)
@@ -45,7 +46,7 @@ def run_local_round(
         round=assignment.round,
         client=assignment.client,
         samples=len(data),
-        layers=pack_layers(_pruned(engine.layers(), plan.prune_density)),
+        layers=pack_layers(_returned(engine, unpack_layers(graph, assignment.layers), plan)),
         side=rounded_side(side, plan.side_bits),
         loss=result.loss,
         accuracy=result.accuracy,
@@ -75,7 +76,8 @@ def batches(data: Dataset, plan: TrainingPlan, draws: Draws, epoch: int, fill: i
         yield np.ascontiguousarray(images), data.labels[chosen]
 
 
-def _check_data(graph: Graph, data: Dataset, client: int) -> None:
+def check_data(graph: Graph, data: Dataset, client: int) -> None:
+    """Refuse data that the model cannot read, or too little."""
     if len(data) < MIN_SAMPLES:
         raise TrainingError(
             f"client {client} has {len(data)} samples; local training needs at least {MIN_SAMPLES}"
@@ -92,6 +94,14 @@ def _check_data(graph: Graph, data: Dataset, client: int) -> None:
             f"client {client} has label {greatest}, the model's {classes} classes end at {classes - 1};"
             " number the labels as the model's classes are"
         )
+
+
+def _returned(engine: Engine, sent: Layers, plan: TrainingPlan) -> Layers:
+    """The trained model, pruned, or under the carried rule what it has changed by."""
+    if plan.update == "paper":
+        return _pruned(engine.layers(), plan.prune_density)
+    fractions = engine.fractions()
+    return {name: change_of(sent[name], layer, fractions[name]) for name, layer in engine.layers().items()}
 
 
 def _pruned(layers: Layers, density: float | None) -> Layers:

@@ -28,6 +28,7 @@ from fedmpq.edge_client.native_plan import units_of
 from fedmpq.edge_client.native_step import NativeStep
 from fedmpq.edge_client.side_tensors import NotFinite, SideTensors
 from fedmpq.kernels.tensors import MAX_THREADS
+from fedmpq.model.change import Fractions
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import check_state
@@ -79,6 +80,9 @@ class NativeEngine:
 
     def layers(self) -> Layers:
         return {name: layer.quantized() for name, layer in self._layers.items()}
+
+    def fractions(self) -> dict[str, Fractions]:
+        return {name: layer.fractions for name, layer in self._layers.items() if layer.fractions is not None}
 
     def side(self) -> Side:
         return self._side.tensors()

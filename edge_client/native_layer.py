@@ -29,16 +29,18 @@ class TrainedLayer:
         )
         self.scale = np.array(np.broadcast_to(layer.integer_scale(), (len(layer.codes),)), dtype=np.float32)
         """Of the integer weights, one per output channel; steps do not move during a round."""
+        self.fractions = np.zeros(self.codes.size, np.int8) if plan.update == "carried" else None
+        """256ths of a code beside each; None under the paper's rule."""
         self.momentum = MomentumBuffer.zeros(self.codes.size, plan.momentum_bits if plan.momentum else 0)
         self.update = CodeUpdate.of(
             self.codes.size,
             bits=layer.bits,
-            paper=plan.update == "paper",
             step=step,
             rate=np.asarray(rate, dtype=np.float32),
             weight_decay=plan.weight_decay,
             momentum=plan.momentum,
             buffer=self.momentum,
+            fractions=self.fractions,
             counter=Counter(draws.seed, draws.client, draws.round, index, 0),
         )
         """How the kernel updates the codes; `step_number` is to be set before."""
@@ -57,6 +59,6 @@ class TrainedLayer:
 
     def refresh_lasso(self, strength: float) -> None:
         """The Lasso's table from the planes as they are at the start of an epoch."""
-        if strength > 0:
+        if strength > 0 and self.fractions is None:
             pull = update.lasso_pull(self.codes, self._quantized.bits, strength * self.codes.size)
             self.update.pull_by(pull if pull.any() else None)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from fedmpq.edge_client.board_data import BoardData
-from fedmpq.edge_client.engine import Batch, Engine, EpochResult
+from fedmpq.edge_client.engine import Batch, Engine, EpochResult, WorkStopped
 from fedmpq.edge_client.local_round import run_local_round
+from fedmpq.model.change import Fractions
 from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import Assignment, Evaluation, TrainingPlan, unpack_layers
 from fedmpq.model.exchange_wire import encode_update
@@ -34,10 +35,6 @@ EVALUATION_BATCH = 32
 """Small: activations of the integer forward are 4 bytes each."""
 
 
-class WorkStopped(Exception):
-    """The round was called off."""
-
-
 class StoppableEngine:
     """An engine that stops between two batches once `stop` is set."""
 
@@ -53,6 +50,9 @@ class StoppableEngine:
 
     def layers(self) -> Layers:
         return self._engine.layers()
+
+    def fractions(self) -> Mapping[str, Fractions]:
+        return self._engine.fractions()
 
     def side(self) -> Side:
         return self._engine.side()

@@ -1,7 +1,8 @@
 """The `torch` engine: the readable reference of local training.
 
-Codes are the only weights kept between steps. A layer's weights exist as floats while that layer computes,
-and its codes are updated the moment its gradient is known, so no gradient of the whole model exists either.
+Codes, and under the carried rule 256ths of a code beside them, are the only weights kept between steps. A
+layer's weights exist as floats while that layer computes, and its codes are updated the moment its gradient
+is known, so no gradient of the whole model exists either.
 
 Runs repeat to the bit on one machine with one number of torch threads; another number adds up the gradients
 in another order.
@@ -22,6 +23,7 @@ from fedmpq.edge_client.engine import Batch, EpochResult, TrainingError
 from fedmpq.edge_client.momentum import make_momentum
 from fedmpq.edge_client.torch_ops import Backward, LayerWeight, Value
 from fedmpq.model.activations import MIN_CLIP, CodeFormat
+from fedmpq.model.change import Fractions
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import (
     INPUT,
@@ -60,9 +62,10 @@ class _TrainedLayer:
         self._plan = plan
         self._draws = draws
         self._momentum = make_momentum(self.codes.size, plan.momentum, plan.momentum_bits)
+        self.fractions = np.zeros(self.codes.size, np.int8) if plan.update == "carried" else None
         paper = np.float32(plan.learning_rate) * layer.step
-        rounded = np.float32(plan.code_learning_rate) / layer.step
-        self._rate = np.asarray(paper if plan.update == "paper" else rounded, dtype=np.float32)
+        carried = np.float32(plan.code_learning_rate) / layer.step
+        self._rate = np.asarray(paper if self.fractions is None else carried, dtype=np.float32)
         self._pull = np.zeros(0, np.float32)
 
     def quantized(self) -> QuantizedLayer:
@@ -87,7 +90,7 @@ class _TrainedLayer:
         if not np.isfinite(direction).all():
             raise _diverged(f"the gradient of layer {self._name!r} is not finite", step, self._plan)
         uniforms = self._uniform(Purpose.UPDATE, step)
-        if self._plan.update == "paper":
+        if self.fractions is None:
             self.codes = update.paper_update(self.codes, direction, self._rates(), self._bits, uniforms)
             if self._pull.any():
                 uniforms = self._uniform(Purpose.LASSO, step)
@@ -95,9 +98,9 @@ class _TrainedLayer:
             return
         with np.errstate(over="ignore"):
             move = direction * self._rates()
-        if self._pull.any():
-            move += update.lasso_move(self.codes, self._pull, self._bits)
-        self.codes = update.rounded_update(self.codes, move, self._bits, uniforms)
+        self.codes, self.fractions = update.carried_update(
+            self.codes, self.fractions, move, self._bits, uniforms
+        )
 
     def _rates(self) -> NDArray[np.float32]:
         """One rate for all weights, or one each: spread anew every time, being as large as the weights."""
@@ -248,6 +251,9 @@ class TorchEngine:
 
     def layers(self) -> Layers:
         return {name: layer.quantized() for name, layer in self._layers.items()}
+
+    def fractions(self) -> dict[str, Fractions]:
+        return {name: layer.fractions for name, layer in self._layers.items() if layer.fractions is not None}
 
     def side(self) -> Side:
         return {name: tensor.numpy().copy() for name, tensor in self._side.items()}

@@ -7,11 +7,13 @@ learning rate, `u` uniform in [0, 1).
 in codes is `sum_{1 <= q_i <= b} 2^(q_i - 1) + [u < sum_{q_i <= 0} 2^(q_i - 1)]`, or `2^b - 1` if `q_b > b`.
 In expectation this is SGD with the rate `eta * step^2 * (4^b - 1)/3`.
 
-**rounded**. `x = eta_eff * d / step`, the move is `floor(x + u)`.
+There, Group Lasso over the magnitude planes `P_i` moves a weight of magnitude `k` towards zero, never past
+it, by `eta * F(k)` codes, `F(k) = lambda * (m_l/M) * sum_i 2^i * bit_i(k) / ||P_i||_2`, stochastically
+rounded as a step of its own.
 
-Group Lasso over the magnitude planes `P_i` moves a weight of magnitude `k` towards zero, never past it, by
-`eta * F(k)` codes, `F(k) = lambda * (m_l/M) * sum_i 2^i * bit_i(k) / ||P_i||_2`: with "paper" stochastically
-rounded as a step of its own, with "rounded" added to `x`.
+**carried**. A weight lies at `256 code + fraction`, the fraction in -128..127, and the code is the nearest
+one. It moves by `floor(256 eta_eff d / step + u)`. What a step does not move the code by is not lost: a rule
+that rounds to whole codes at every step is a random walk, of which the noise grows with the number of steps.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq import kernels
+from fedmpq.model.change import FRACTIONS, Fractions
 from fedmpq.model.grid import code_range
 from fedmpq.model.pruning import magnitudes
 
@@ -46,10 +49,17 @@ def paper_update(codes: Codes, direction: Flat, rate: Flat, bits: int, uniforms:
     return _moved(codes, np.where(direction > 0, steps, -steps), bits)
 
 
-def rounded_update(codes: Codes, move: Flat, bits: int, uniforms: Flat) -> Codes:
-    """`code - floor(move + u)`, `move = eta_eff * d / step` plus the Lasso's pull; it has no NaN."""
-    limit = np.float32(1 << bits)
-    return _moved(codes, np.floor(np.clip(move, -limit, limit) + uniforms).astype(np.int32), bits)
+def carried_update(
+    codes: Codes, fractions: Fractions, move: Flat, bits: int, uniforms: Flat
+) -> tuple[Codes, Fractions]:
+    """`256 code + fraction - floor(256 move + u)`, clipped; `move = eta_eff * d / step` has no NaN."""
+    low, high = code_range(bits)
+    limit = np.float32(FRACTIONS << bits)
+    with np.errstate(over="ignore"):
+        steps = np.floor(np.clip(move * np.float32(FRACTIONS), -limit, limit) + uniforms).astype(np.int32)
+    at = codes.astype(np.int32) * FRACTIONS + fractions - steps + FRACTIONS // 2
+    at = np.clip(at, low * FRACTIONS, (high + 1) * FRACTIONS - 1)
+    return (at // FRACTIONS).astype(np.uint8), (at % FRACTIONS - FRACTIONS // 2).astype(np.int8)
 
 
 def lasso_update(codes: Codes, pull: Flat, bits: int, uniforms: Flat) -> Codes:
@@ -58,12 +68,6 @@ def lasso_update(codes: Codes, pull: Flat, bits: int, uniforms: Flat) -> Codes:
     # float32 may round `k + u` up to `k + 1`.
     steps = np.minimum(np.floor(pull[size] + uniforms), size).astype(np.int32)
     return _moved(codes, np.where(_positive(codes, bits), steps, -steps), bits)
-
-
-def lasso_move(codes: Codes, pull: Flat, bits: int) -> Flat:
-    """The pull as a signed move, for adding to a rounded update before its rounding."""
-    moves = pull[magnitudes(codes, bits)]
-    return np.where(_positive(codes, bits), moves, -moves)
 
 
 def lasso_pull(codes: Codes, bits: int, strength: float) -> Flat:

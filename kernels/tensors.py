@@ -125,7 +125,6 @@ class CodeUpdate(ctypes.Structure):
 
     _fields_ = [
         ("bits", c_int32),
-        ("paper", c_int32),
         ("count", c_int64),
         ("row", c_int64),
         ("step", c_void_p),
@@ -135,6 +134,7 @@ class CodeUpdate(ctypes.Structure):
         ("momentum_bits", c_int32),
         ("momentum_codes", c_void_p),
         ("momentum_scales", c_void_p),
+        ("fractions", c_void_p),
         ("pull", c_void_p),
         ("step_number", c_uint32),
         ("round", c_uint32),
@@ -149,20 +149,22 @@ class CodeUpdate(ctypes.Structure):
         count: int,
         *,
         bits: int,
-        paper: bool,
         step: Floats,
         rate: Floats,
         weight_decay: float,
         momentum: float,
         buffer: MomentumBuffer,
+        fractions: NDArray[np.int8] | None = None,
         counter: Counter,
     ) -> CodeUpdate:
-        """`step` and `rate` have one element, or one for each of as many equal rows of the weights."""
+        """`step` and `rate` have one element, or one for each of as many equal rows of the weights.
+
+        With `fractions`, 256ths of a code beside each code, the rule is "carried", else the paper's.
+        """
         if step.size not in (1, 0) and count % step.size:
             raise ValueError(f"{step.size} steps do not divide {count} weights")
         update = cls(
             bits=bits,
-            paper=paper,
             count=count,
             row=count // max(1, step.size),
             step=address(step, np.float32, step.size),
@@ -172,13 +174,14 @@ class CodeUpdate(ctypes.Structure):
             momentum_bits=buffer.bits,
             momentum_codes=buffer.codes.ctypes.data,
             momentum_scales=buffer.scales.ctypes.data,
+            fractions=None if fractions is None else address(fractions, np.int8, count),
             step_number=counter.step,
             round=counter.round,
             layer=counter.layer,
             seed=counter.seed,
             client=counter.client,
         )
-        update._kept = step, rate, buffer
+        update._kept = step, rate, buffer, fractions
         return update
 
     def pull_by(self, table: Floats | None) -> None:

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.edge_client.engine import make_engine
+from fedmpq.edge_client.local_calibration import run_calibration
 from fedmpq.edge_client.local_round import run_local_round
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.initial import seeded_state
 from fedmpq.model import integer_forward
 from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Assignment, Update, pack_layers, unpack_layers
+from fedmpq.model.exchange import Assignment, Calibration, Update, pack_layers, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import compile_program
 from fedmpq.model.native_products import native_products
@@ -64,12 +65,15 @@ class Probe:
 
 
 class Method(Protocol):
-    """A federated method: `start`, `assign`, `merge` and `probes` run at the server, the rest in a worker."""
+    """A federated method: `train`, `measure` and `logits` run in a worker, the rest at the server."""
 
     def start(self, clients: Sequence[ClientRecord]) -> GlobalModel: ...
     def assign(self, model: GlobalModel, client: ClientRecord) -> Sent: ...
     def train(self, assignment: Any, data: Dataset) -> Uploaded: ...
     def merge(self, model: GlobalModel, updates: Iterable[Any]) -> GlobalModel: ...
+    def calibration(self, model: GlobalModel, client: ClientRecord) -> Sent: ...
+    def measure(self, assignment: Any, data: Dataset) -> Calibration: ...
+    def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel: ...
     def probes(self, model: GlobalModel) -> list[Probe]: ...
     def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]: ...
 
@@ -95,6 +99,15 @@ class QuantizedSimulation:
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
         return self._method.merge(model, updates)
+
+    def calibration(self, model: GlobalModel, client: ClientRecord) -> Assignment:
+        return self._method.calibration(model, client)
+
+    def measure(self, assignment: Assignment, data: Dataset) -> Calibration:
+        return run_calibration(self._graph, assignment, data)
+
+    def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel:
+        return self._method.calibrated(model, found)
 
     def probes(self, model: GlobalModel) -> list[Probe]:
         """`W`, and each distinct assignment once."""

@@ -96,7 +96,7 @@ PARTS_OF_BEST = (
         _method(key, title, **{**BEST.settings, **settings})
         for key, title, settings in (
             ("last", "devices run the last W, not the moving average", {"averaging": 0.0}),
-            ("statistics", "BatchNorm's statistics stay W's", {"moved_statistics": False}),
+            ("statistics", "BatchNorm's statistics stay W's", {"statistics": "averaged"}),
             ("models", "whole models averaged, not their changes", {"merge": "models"}),
             ("max", "steps by the greatest weight, not by least error", {"step_rule": "max"}),
             ("alg2", "bits dealt by Alg. 2, not by least error", {"deal": "pruning_growing"}),

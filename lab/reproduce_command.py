@@ -50,7 +50,8 @@ CELL_SETTINGS = (
     "merge",
     "per_channel",
     "averaging",
-    "moved_statistics",
+    "statistics",
+    "schedule",
 )
 """In what cells of a scale may differ besides method, skew, epochs, clients and seed."""
 ON_CTRL_C = 130

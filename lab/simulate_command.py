@@ -30,7 +30,8 @@ from fedmpq.lab.simulation import Listener, Prepared, RoundResult
 from fedmpq.lab.workers import default_workers
 from fedmpq.model import zoo
 from fedmpq.model.grid import StepRule
-from fedmpq.server.recipe import ABLATIONS, PROFILES, Deal, Merge
+from fedmpq.server.recipe import ABLATIONS, PROFILES, Deal, Merge, Statistics
+from fedmpq.server.schedule import ScheduleKind
 
 N = TypeVar("N", int, float)
 Runs = dict[str, dict[int, list[RoundResult]]]
@@ -126,6 +127,7 @@ def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     option(local, "--batch-size", type=int, help="samples a step")
     option(local, "--learning-rate", type=float, help="eta")
     option(local, "--code-learning-rate", type=float, help="eta_eff of the best profile's integer update")
+    option(local, "--warmup", type=int, help="rounds in which the learning rates rise")
     option(local, "--momentum", type=float, help="momentum factor")
     option(local, "--momentum-bits", type=int, choices=(0, 8, 32), help="how momentum of the codes is stored")
     option(local, "--weight-decay", type=float, help="coupled weight decay")
@@ -142,9 +144,15 @@ def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     option(expert, "--averaging", type=float, help="decay of the moving average that devices run; 0: none")
     option(
         expert,
-        "--moved-statistics",
-        action=argparse.BooleanOptionalAction,
-        help="BatchNorm's statistics follow the quantized weights",
+        "--statistics",
+        choices=get_args(Statistics),
+        help="BatchNorm's, in what devices run: averaged while training, or measured for it",
+    )
+    option(
+        expert,
+        "--schedule",
+        choices=get_args(ScheduleKind),
+        help="how the learning rates change over the rounds",
     )
 
 

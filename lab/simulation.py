@@ -224,16 +224,39 @@ def _round(
     # They come as they are ready; a sum in that order would differ in its last bits from run to run.
     updates.sort(key=lambda update: update.client)
     merged = method.merge(model, updates)
+    evaluates = experiment.evaluates(number)
+    measured = Measured() if not (evaluates and experiment.calibrates) else _calibrate(method, merged, pool)
+    merged = measured.model or merged
     samples = {client.client: client.samples for client in model.clients}
     return merged, RoundResult(
         round=number,
-        accuracies=_evaluate(method, merged, experiment, pool) if experiment.evaluates(number) else None,
+        accuracies=_evaluate(method, merged, experiment, pool) if evaluates else None,
         loss=float(np.average([u.loss for u in updates], weights=[samples[u.client] for u in updates])),
-        bytes_up=sum(update.nbytes for update in updates),
-        bytes_down=sum(assignment.nbytes for assignment in assignments),
+        bytes_up=sum(update.nbytes for update in updates) + measured.bytes_up,
+        bytes_down=sum(assignment.nbytes for assignment in assignments) + measured.bytes_down,
         clients=tuple(client.client for client in selected),
         bit_widths=merged.bit_widths,
         seconds=time.monotonic() - started,
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A calibration: the model with its statistics, and what it cost."""
+
+    model: GlobalModel | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+def _calibrate(method: Method, model: GlobalModel, pool: WorkerPool) -> Measured:
+    """All clients measure the statistics of what they would run."""
+    assignments = [method.calibration(model, client) for client in model.clients]
+    found = pool.calibrate(assignments)
+    return Measured(
+        method.calibrated(model, found),
+        bytes_up=sum(one.nbytes for one in found),
+        bytes_down=sum(assignment.nbytes for assignment in assignments),
     )
 
 

@@ -27,6 +27,7 @@ from fedmpq.edge_client.engine import TrainingError
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.methods import Method, Probe, Sent, Uploaded, make_method
 from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import Calibration
 from fedmpq.model.graph import Graph
 
 S = TypeVar("S")
@@ -68,6 +69,9 @@ class _Worker:
         except TrainingError as error:
             raise TrainingError(f"client {assignment.client}, round {assignment.round}: {error}") from None
 
+    def measure(self, assignment: Sent) -> Calibration:
+        return self.method.measure(assignment, self.train_data.subset(self.parts[assignment.client]))
+
     def accuracy(self, probe: Probe) -> float:
         predicted = self.method.logits(probe, self.test_data.images).argmax(axis=1)
         return float(np.mean(predicted == self.test_data.labels))
@@ -101,6 +105,10 @@ def _follow_parent(folder: str) -> None:
 
 def _train(assignment: Sent) -> Uploaded:
     return _ready().train(assignment)
+
+
+def _measure(assignment: Sent) -> Calibration:
+    return _ready().measure(assignment)
 
 
 def _accuracy(probe: Probe) -> float:
@@ -151,6 +159,11 @@ class WorkerPool:
         with _worker_errors():
             for future in as_completed(self._submit(_train, assignments)):
                 yield future.result()
+
+    def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
+        """The statistics that each client measures, in order."""
+        with _worker_errors():
+            return [future.result() for future in self._submit(_measure, assignments)]
 
     def accuracies(self, probes: Iterable[Probe]) -> list[float]:
         """The test accuracy of each probe, in order."""

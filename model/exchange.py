@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, PackedLayer, Side
 
-UpdateRule = Literal["paper", "rounded"]
+UpdateRule = Literal["paper", "carried"]
 
 
 MIN_SAMPLES = 2
 """A client trains on at least so many: BatchNorm needs two values to have a variance."""
+CALIBRATION_SAMPLES = 512
+"""A client measures statistics on at most so many."""
 
 
 class PlanError(ValueError):
@@ -36,7 +38,7 @@ class TrainingPlan:
     weight_decay: float = 5e-4
     update: UpdateRule = "paper"
     code_learning_rate: float = 0.1
-    """`eta_eff` of the "rounded" rule; the "paper" rule has its own, much smaller, effective rate."""
+    """`eta_eff` of the "carried" rule; the "paper" rule has its own, much smaller, effective rate."""
     lasso: float = 0.01
     prune_density: float | None = 0.03
     """Prune the top magnitude plane when at most this share of it is set; None never prunes."""
@@ -69,7 +71,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one client gets for one round."""
+    """What one client gets for one round: a model to train, or to measure the statistics of."""
 
     seed: int
     round: int
@@ -109,6 +111,22 @@ class Update:
     @property
     def nbytes(self) -> int:
         return payload_bytes(self.layers, self.side)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """BatchNorm statistics that one client has measured of the model it was sent (see model.calibration)."""
+
+    round: int
+    """Rounds of training that the model has behind it."""
+    client: int
+    samples: int
+    """The client's, by which its statistics count; it need not have measured all of them."""
+    statistics: Side
+
+    @property
+    def nbytes(self) -> int:
+        return payload_bytes({}, self.statistics)
 
 
 def payload_bytes(layers: Mapping[str, PackedLayer], side: Side) -> int:

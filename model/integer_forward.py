@@ -60,7 +60,7 @@ def trace_values(
     _check_images(program, images)
     values: dict[str, Array] = {INPUT: images.astype(np.int32) - program.graph.input.zero_point}
     for step in program.steps:
-        values[step.output] = _apply(step, values, program, products or numpy_products)
+        values[step.output] = apply(step, values, products or numpy_products)
     return values
 
 
@@ -76,28 +76,36 @@ def _check_images(program: IntegerProgram, images: NDArray[np.uint8]) -> None:
 
 
 def _run(program: IntegerProgram, images: NDArray[np.uint8], products: Products) -> NDArray[np.float32]:
-    last_use = {name: i for i, step in enumerate(program.steps) for name in _sources(step)}
+    last_reads = last_readings(program)
     values: dict[str, Array] = {INPUT: images.astype(np.int32) - program.graph.input.zero_point}
-    for i, step in enumerate(program.steps):
-        values[step.output] = _apply(step, values, program, products)
-        for name in set(_sources(step)):
-            if last_use[name] == i and name != program.output:
-                del values[name]
+    for step, read in zip(program.steps, last_reads, strict=True):
+        values[step.output] = apply(step, values, products)
+        for name in read:
+            del values[name]
     return values[program.output].astype(np.float32)
+
+
+def last_readings(program: IntegerProgram) -> list[set[str]]:
+    """For each step, the values that no later one reads."""
+    last = {name: i for i, step in enumerate(program.steps) for name in _sources(step)}
+    return [
+        {name for name in _sources(step) if last[name] == i and name != program.output}
+        for i, step in enumerate(program.steps)
+    ]
 
 
 def _sources(step: Step) -> tuple[str, ...]:
     return (step.left, step.right) if isinstance(step, AddCodes) else (step.source,)
 
 
-def _apply(step: Step, values: dict[str, Array], program: IntegerProgram, products: Products) -> Array:
+def apply(step: Step, values: dict[str, Array], products: Products) -> Array:
+    """What a step gives for the values before it."""
     if isinstance(step, AddCodes):
         left, right = values[step.left].astype(np.float32), values[step.right].astype(np.float32)
         return left * step.left_scale + right * step.right_scale
     source = values[step.source]
     if isinstance(step, Accumulate):
-        bound = program.formats[step.source].bound
-        return products(_as_codes(source), step.weight, step.op, bound) + step.bias
+        return products(as_codes(source), step.weight, step.op, step.bound) + step.bias
     if isinstance(step, Requantize):
         return _clamped(source.astype(np.float32) * step.multiplier, step.low, step.high)
     if isinstance(step, Dequantize):
@@ -105,16 +113,17 @@ def _apply(step: Step, values: dict[str, Array], program: IntegerProgram, produc
     if isinstance(step, QuantizeReal):
         return _clamped(source.astype(np.float32) / step.scale, step.low, step.high)
     if isinstance(step, PoolMax):
-        return _max_pool(_as_codes(source), step.op)
+        return _max_pool(as_codes(source), step.op)
     if isinstance(step, PoolAverage):
-        return _clamped(_window_sums(_as_codes(source), step) * step.multiplier, step.low, step.high)
+        return _clamped(_window_sums(as_codes(source), step) * step.multiplier, step.low, step.high)
     assert isinstance(step, FlattenCodes)
     if source.ndim == 2:
         return source
-    return _as_codes(source).transpose(0, 3, 1, 2).reshape(len(source), math.prod(source.shape[1:]))
+    return as_codes(source).transpose(0, 3, 1, 2).reshape(len(source), math.prod(source.shape[1:]))
 
 
-def _as_codes(value: Array) -> Codes:
+def as_codes(value: Array) -> Codes:
+    """A value that is codes, for the type checker."""
     assert value.dtype == np.int32
     return value  # type: ignore[return-value]
 

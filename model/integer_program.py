@@ -15,7 +15,7 @@ The steps below are that program in execution order: what `integer_forward` runs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,6 +63,8 @@ class Accumulate:
     weight: NDArray[np.int8]
     bias: NDArray[np.int32]
     scale: Vector
+    bound: int
+    """The greatest |code| that is read."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class IntegerProgram:
 
 
 @dataclass(frozen=True)
-class _Product:
+class FoldedProduct:
     """A convolution or linear layer before its accumulator is asked for: BatchNorm may still fold into it."""
 
     name: str
@@ -162,7 +164,13 @@ class _Product:
     layer: QuantizedLayer
     input: CodeFormat
     weight_scale: Vector
+    """Real value of one step of the integer weights, per output channel."""
     offset: Vector
+    """Added to the real sum."""
+
+    @property
+    def weight(self) -> NDArray[np.int8]:
+        return self.layer.integer_weights()
 
 
 @dataclass(frozen=True)
@@ -174,22 +182,32 @@ class _Real:
 class _Rectified:
     """A value after ReLU: the clamp at zero is left to the unsigned quantization that follows."""
 
-    value: _Product | _Real | CodeFormat
+    value: FoldedProduct | _Real | CodeFormat
     source: str
     maximum: float
 
 
-_Value = CodeFormat | _Product | _Real | _Rectified
+_Value = CodeFormat | FoldedProduct | _Real | _Rectified
+
+
+Normalise = Callable[[Node, FoldedProduct, list[Step]], tuple[Vector, Vector]]
+"""`(BatchNorm, the layer it reads, the steps before it) -> mean and variance` to fold it with."""
 
 
 def compile_program(
-    graph: Graph, layers: Mapping[str, QuantizedLayer], side: Mapping[str, NDArray[np.float32]]
+    graph: Graph,
+    layers: Mapping[str, QuantizedLayer],
+    side: Mapping[str, NDArray[np.float32]],
+    normalise: Normalise | None = None,
 ) -> IntegerProgram:
-    """Fold and order everything; missing or misshapen layers and side tensors are refused."""
+    """Fold and order everything; missing or misshapen layers and side tensors are refused.
+
+    BatchNorms are folded with their running statistics, or with what `normalise` says.
+    """
     check_state(graph, layers, side)
     # What overflows float32 is found and named by the compiler.
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        return _Compiler(graph, layers, side).run()
+        return _Compiler(graph, layers, side, normalise).run()
 
 
 def check_state(
@@ -242,8 +260,13 @@ def _check_array(
 
 class _Compiler:
     def __init__(
-        self, graph: Graph, layers: Mapping[str, QuantizedLayer], side: Mapping[str, NDArray[np.float32]]
+        self,
+        graph: Graph,
+        layers: Mapping[str, QuantizedLayer],
+        side: Mapping[str, NDArray[np.float32]],
+        normalise: Normalise | None,
     ) -> None:
+        self.normalise = normalise
         self.graph = graph
         self.layers = layers
         self.side = side
@@ -291,21 +314,23 @@ class _Compiler:
             )
         return value
 
-    def _product(self, node: Node, op: Conv2d | Linear) -> _Product:
+    def _product(self, node: Node, op: Conv2d | Linear) -> FoldedProduct:
         layer = self.layers[node.name]
         out = len(layer.codes)
         bias = self.side[f"{node.name}.bias"] if op.bias else np.zeros(out, np.float32)
         scale = np.broadcast_to(layer.integer_scale(), (out,)).astype(np.float32)
         source = node.inputs[0]
-        return _Product(node.name, source, op, layer, self._codes(source, node), scale, bias)
+        return FoldedProduct(node.name, source, op, layer, self._codes(source, node), scale, bias)
 
-    def _folded(self, node: Node, op: BatchNorm) -> _Product:
+    def _folded(self, node: Node, op: BatchNorm) -> FoldedProduct:
         product = self.values[node.inputs[0]]
-        if not isinstance(product, _Product):
+        if not isinstance(product, FoldedProduct):
             raise ProgramError(f"BatchNorm {node.name!r} must directly follow a convolution or linear layer")
         gamma, beta, mean, variance = (
             self.side[f"{node.name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
         )
+        if self.normalise is not None:
+            mean, variance = self.normalise(node, product, self.steps)
         deviation: Vector = np.sqrt(np.maximum(variance, np.float32(0)) + np.float32(op.eps))
         factor: Vector = gamma / deviation
         weight_scale: Vector = product.weight_scale * factor
@@ -330,7 +355,7 @@ class _Compiler:
         if isinstance(value, _Real):
             self.steps.append(QuantizeReal(node.name, value.name, target.scale, target.low, target.high))
             return target
-        if isinstance(value, _Product):
+        if isinstance(value, FoldedProduct):
             source, scale = value.name, self._accumulate(value)
         else:
             assert isinstance(value, CodeFormat)
@@ -339,7 +364,7 @@ class _Compiler:
         self.steps.append(Requantize(node.name, source, multiplier, target.low, target.high))
         return target
 
-    def _accumulate(self, product: _Product) -> Vector:
+    def _accumulate(self, product: FoldedProduct) -> Vector:
         """Emit the accumulator once, however many read it; its per-channel scale `s_x * s_w`."""
         if product.name in self.accumulated:
             return self.accumulated[product.name]
@@ -348,8 +373,10 @@ class _Compiler:
         least = np.maximum(np.abs(offset) / np.float32(_max_bias(product)), _TINY_SCALE)
         scale = np.where(np.abs(scale) < least, np.copysign(least, scale), scale).astype(np.float32)
         bias = np.rint(offset / scale).astype(np.int32)
-        weight = product.layer.integer_weights()
-        self.steps.append(Accumulate(product.name, product.source, product.op, weight, bias, scale))
+        step = Accumulate(
+            product.name, product.source, product.op, product.weight, bias, scale, product.input.bound
+        )
+        self.steps.append(step)
         self.accumulated[product.name] = scale
         return scale
 
@@ -368,7 +395,7 @@ class _Compiler:
         return target
 
     def _logits(self, value: _Value) -> str:
-        if isinstance(value, _Product):
+        if isinstance(value, FoldedProduct):
             scale = self._accumulate(value)
             name = f"{value.name}.logits"
             self.steps.append(Dequantize(name, value.name, scale))
@@ -378,7 +405,7 @@ class _Compiler:
         raise ProgramError(f"the output {self.graph.output!r} must be a linear layer, convolution or add")
 
 
-def _max_bias(product: _Product) -> float:
+def _max_bias(product: FoldedProduct) -> float:
     """The greatest |bias_int| for which `acc + bias_int` fits an int32 whatever the codes."""
     longest = product.layer.codes[0].size * product.input.bound * 127
     return MAX_BIAS if longest < 2**30 else MAX_BIAS_OF_LONG_SUMS

@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     SELECT = 4
     UPLOAD = 5
     ERROR = 6
+    CALIBRATE = 7
 
 
 @dataclass(frozen=True)

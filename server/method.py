@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model.batch_statistics import quantized_statistics
-from fedmpq.model.exchange import Assignment, Update, bit_widths, pack_layers, rounded_side, unpack_layers
+from fedmpq.model.calibration import MergedStatistics
+from fedmpq.model.change import change_in_weights
+from fedmpq.model.exchange import (
+    Assignment,
+    Calibration,
+    Update,
+    bit_widths,
+    pack_layers,
+    rounded_side,
+    unpack_layers,
+)
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS, check_bits
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights, dequantize_all
@@ -60,7 +71,7 @@ class RoundQuantizer:
 
     def side(self, widths: tuple[int, ...]) -> Side:
         """The side tensors that go with the model at these bit-widths."""
-        if not self._recipe.moved_statistics:
+        if self._recipe.statistics == "averaged":
             return self._side
         if widths not in self._sides:
             quantized = dequantize_all(self.layers(widths))
@@ -70,7 +81,7 @@ class RoundQuantizer:
     def sent_side(self, widths: tuple[int, ...]) -> Side:
         """The same, rounded as clients are sent them; every upload is checked against it."""
         # One serves all bit-widths where the statistics stay: clients may be many, and each dealt its own.
-        key = widths if self._recipe.moved_statistics else ()
+        key = () if self._recipe.statistics == "averaged" else widths
         if key not in self._sent_sides:
             self._sent_sides[key] = rounded_side(self.side(widths), self._recipe.plan.side_bits)
         return self._sent_sides[key]
@@ -143,7 +154,32 @@ class QuantizedMethod:
         """What the client is sent for round `model.round + 1`."""
         widths, quantizer = self.deal(model, client), self.quantizer(model)
         layers, side = pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths)
-        return Assignment(self.seed, model.round + 1, client.client, layers, side, self.recipe.plan)
+        return Assignment(
+            self.seed, model.round + 1, client.client, layers, side, self.recipe.plan_of(model.round + 1)
+        )
+
+    def calibration(self, model: GlobalModel, client: ClientRecord) -> Assignment:
+        """What the client's device would run after `model.round` rounds, for it to measure the statistics."""
+        final = model.final
+        widths, quantizer = self.deal(final, client), self.quantizer(final)
+        layers, side = pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths)
+        return Assignment(self.seed, model.round, client.client, layers, side, self.recipe.plan)
+
+    def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel:
+        """The model with the statistics that clients measured of what it hands out, merged by their samples.
+
+        A client measured them of its own quantized weights `Q_n`. They are moved from there to the weights
+        that all `Q` are made of, so that every client's data counts for every budget; `RoundQuantizer.side`
+        moves them on to the weights of each. Calibrations come in ascending order of their clients.
+        """
+        final, records = model.final, {client.client: client for client in model.clients}
+        merged = MergedStatistics()
+        for one in _checked(found, records, model.round, "calibration"):
+            layers = self.quantizer(final).layers(self.deal(final, records[one.client]))
+            measured = {**final.side, **one.statistics}
+            moved = quantized_statistics(self.graph, dequantize_all(layers), final.weights, measured)
+            merged.add(one.samples, {name: moved[name] for name in one.statistics})
+        return model.with_final_side({**final.side, **merged.statistics()})
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
         """The next global model. Updates come in ascending order of their clients, and each is dropped after
@@ -153,7 +189,7 @@ class QuantizedMethod:
         merged, side = WeightedSum(), WeightedSum()
         senders: list[ClientRecord] = []
         widths: list[tuple[int, ...]] = []
-        for update in _checked(updates, records, model.round + 1):
+        for update in _checked(updates, records, model.round + 1, "update"):
             sender = records[update.client]
             weight = self._bits(sender) * update.samples
             merged.add(weight, self._contribution(model, sender, update))
@@ -188,30 +224,35 @@ class QuantizedMethod:
         return quantizer
 
     def _contribution(self, model: GlobalModel, sender: ClientRecord, update: Update) -> Weights:
-        returned = dequantize_all(unpack_layers(self.graph, update.layers))
+        returned = unpack_layers(self.graph, update.layers)
+        sent = self.quantizer(model).layers(self.deal(model, sender))
+        if self.recipe.plan.update == "carried":
+            return {name: change_in_weights(change, sent[name]) for name, change in returned.items()}
         if self.recipe.merge == "models":
-            return returned
-        sent = dequantize_all(self.quantizer(model).layers(self.deal(model, sender)))
-        return {name: returned[name] - sent[name] for name in returned}
+            return dequantize_all(returned)
+        return {name: layer.weights() - sent[name].weights() for name, layer in returned.items()}
+
+
+Answer = TypeVar("Answer", Update, Calibration)
 
 
 def _checked(
-    updates: Iterable[Update], records: Mapping[int, ClientRecord], round_number: int
-) -> Iterator[Update]:
+    answers: Iterable[Answer], records: Mapping[int, ClientRecord], round_number: int, what: str
+) -> Iterator[Answer]:
     last = -1
-    for update in updates:
-        if update.client not in records:
-            raise MergeError(f"an update comes from client {update.client}, which this run does not have")
-        if update.round != round_number:
+    for answer in answers:
+        if answer.client not in records:
+            raise MergeError(f"the {what} of client {answer.client}: this run does not have that client")
+        if answer.round != round_number:
             raise MergeError(
-                f"the update of client {update.client} is of round {update.round}, not {round_number}"
+                f"the {what} of client {answer.client} is of round {answer.round}, not {round_number}"
             )
-        if update.client == last:
-            raise MergeError(f"client {update.client} sent two updates; a round takes one from each")
-        if update.client < last:
-            raise MergeError(f"the update of client {update.client} comes after {last}'s; merge in order")
-        last = update.client
-        yield update
+        if answer.client == last:
+            raise MergeError(f"client {answer.client} sent two {what}s; a round takes one from each")
+        if answer.client < last:
+            raise MergeError(f"the {what} of client {answer.client} comes after {last}'s; merge in order")
+        last = answer.client
+        yield answer
 
 
 def select_clients(

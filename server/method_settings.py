@@ -22,8 +22,10 @@ from fedmpq.server.recipe import (
     Merge,
     Profile,
     Recipe,
+    Statistics,
     make_recipe,
 )
+from fedmpq.server.schedule import Schedule, ScheduleKind
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,11 +55,11 @@ class MethodSettings:
     batch_size: int = 64
     learning_rate: float = 0.1
     momentum: float = 0.9
-    momentum_bits: int = 32
+    momentum_bits: int | None = None
     weight_decay: float = 5e-4
     code_learning_rate: float = 0.1
-    lasso: float = 0.01
-    prune_density: float = 0.03
+    lasso: float | None = None
+    prune_density: float | None = None
     pad: int = 0
     flip: bool = False
     side_bits: int = 16
@@ -66,7 +68,10 @@ class MethodSettings:
     merge: Merge | None = None
     per_channel: bool = False
     averaging: float | None = None
-    moved_statistics: bool | None = None
+    statistics: Statistics | None = None
+    schedule: ScheduleKind | None = None
+    warmup: int = 0
+    """Rounds in which the rates rise to where the schedule begins."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "code_learning_rate"):
@@ -74,6 +79,10 @@ class MethodSettings:
                 raise self.error(f"{name} = {getattr(self, name)} is beyond single precision")
         self._check_words()
         self._check_at_least_one("rounds", "evaluate_every")
+        if not 0 <= self.warmup < self.rounds:
+            raise self.error(
+                f"warmup = {self.warmup} is outside 0..{self.rounds - 1}, the rounds before the last"
+            )
         if not 0 <= self.seed < 2**32:
             raise self.error(f"seed = {self.seed} is outside 0..{2**32 - 1}")
         if self.averaging is not None and not 0 <= self.averaging < 1:
@@ -87,7 +96,14 @@ class MethodSettings:
         self._check_choice("method", self.method, self.methods)
         self._check_choice("profile", self.profile, PROFILES)
         self._check_choice("ablation", self.ablation, tuple(ABLATIONS))
-        for name, allowed in (("deal", Deal), ("step_rule", StepRule), ("merge", Merge)):
+        choices: tuple[tuple[str, Any], ...] = (
+            ("deal", Deal),
+            ("step_rule", StepRule),
+            ("merge", Merge),
+            ("schedule", ScheduleKind),
+            ("statistics", Statistics),
+        )
+        for name, allowed in choices:
             if getattr(self, name) is not None:
                 self._check_choice(name, getattr(self, name), get_args(allowed))
         # An ablation and a deal are FedMPQ's to choose; they are what the other methods are.
@@ -95,6 +111,18 @@ class MethodSettings:
             value = getattr(self, name)
             if self.method != "fedmpq" and value != plain:
                 raise self.error(f"{name} = {value!r} goes with method fedmpq, not with {self.method}")
+        self._check_best()
+
+    def _check_best(self) -> None:
+        """The best profile returns changes: there are no planes of the model to thin out and prune."""
+        given: dict[str, Any] = {"lasso": self.lasso, "prune_density": self.prune_density}
+        if self.ablation not in ("all", "aqfl"):
+            given["ablation"] = self.ablation
+        if self.merge == "models":
+            given["merge"] = self.merge
+        for name, value in given.items():
+            if self._is_best and value is not None:
+                raise self.error(f"{name} = {value!r} goes with profile paper, not with best")
 
     def _check_choice(self, name: str, value: str, allowed: tuple[str, ...]) -> None:
         if value not in allowed:
@@ -113,8 +141,24 @@ class MethodSettings:
         return round_number % self.evaluate_every == 0 or round_number >= self.rounds
 
     def plan(self) -> TrainingPlan:
+        """How clients train at the schedule's full rates; what is None is the profile's choice."""
         shared = {field.name for field in fields(TrainingPlan)} & {field.name for field in fields(self)}
-        return TrainingPlan(**{name: getattr(self, name) for name in shared})
+        given = {name: getattr(self, name) for name in shared if getattr(self, name) is not None}
+        return TrainingPlan(**({"momentum_bits": 8} if self._is_best else {}) | given)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether clients measure the statistics of what is handed out."""
+        return (self.statistics or ("calibrated" if self._is_best else "averaged")) == "calibrated"
+
+    def rates(self) -> Schedule:
+        """How the learning rates change over the rounds."""
+        own: ScheduleKind = "cosine" if self._is_best else "constant"
+        return Schedule(self.schedule or own, self.rounds, self.warmup)
+
+    @property
+    def _is_best(self) -> bool:
+        return self.profile == "best" and self.method in QUANTIZED_METHODS
 
     def recipe(self) -> Recipe:
         """The recipe of a quantized method, with the settings that override its profile's."""
@@ -128,7 +172,8 @@ class MethodSettings:
             merge=self.merge,
             per_channel=self.per_channel,
             averaging=self.averaging,
-            moved_statistics=self.moved_statistics,
+            statistics=self.statistics,
+            schedule=self.rates(),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.grid import StepRule
+from fedmpq.server.schedule import Schedule
 
 Profile = Literal["paper", "best"]
 Deal = Literal["pruning_growing", "least_error", "uniform", "full"]
 Merge = Literal["models", "deltas"]
+Statistics = Literal["averaged", "calibrated"]
 
 PROFILES: tuple[Profile, ...] = ("paper", "best")
 
@@ -30,10 +32,17 @@ class Recipe:
     per_channel: bool = False
     averaging: float = 0.0
     """Devices run a moving average over the rounds: weight `averaging^k` for the model of `k` rounds ago."""
-    moved_statistics: bool = False
-    """BatchNorm's statistics are moved from `W` to its quantized weights (see model.batch_statistics)."""
+    statistics: Statistics = "averaged"
+    """Where BatchNorm's statistics of what devices run come from: the clients' running ones averaged, or
+    measured by the clients for that very model (see model.calibration) and moved to each budget's weights
+    (model.batch_statistics)."""
     activation_bits: int = 4
     plan: TrainingPlan = field(default_factory=TrainingPlan)
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def plan_of(self, number: int) -> TrainingPlan:
+        """How clients train in round `number`."""
+        return self.schedule.plan(self.plan, number)
 
 
 def fedmpq(profile: Profile, plan: TrainingPlan) -> Recipe:
@@ -45,8 +54,8 @@ def fedmpq(profile: Profile, plan: TrainingPlan) -> Recipe:
         step_rule="least_error",
         merge="deltas",
         averaging=0.8,
-        moved_statistics=True,
-        plan=replace(plan, update="rounded"),
+        statistics="calibrated",
+        plan=replace(plan, update="carried", lasso=0.0, prune_density=None),
     )
 
 

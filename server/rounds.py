@@ -508,7 +508,7 @@ class Coordinator:
             seed=active.config.seed,
             payload=seat.payload,
             payload_bytes=seat.payload_bytes,
-            plan=plan_to_message(active.method.recipe.plan),
+            plan=plan_to_message(active.method.recipe.plan_of(current.round)),
             seconds_left=left,
             evaluate=active.config.test_data is None,
             bit_widths=bytes(seat.bit_widths),

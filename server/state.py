@@ -53,3 +53,9 @@ class GlobalModel:
         if self.average is None:
             return self
         return replace(self, weights=self.average.weights, side=self.average.side, average=None)
+
+    def with_final_side(self, side: Side) -> GlobalModel:
+        """The same with other side tensors in what is handed out; training goes on from where it was."""
+        if self.average is None:
+            return replace(self, side=side)
+        return replace(self, average=replace(self.average, side=side))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -19,13 +20,15 @@ from torch import nn
 from torch.nn import functional
 
 from fedmpq.edge_client.engine import TrainingError
+from fedmpq.edge_client.local_calibration import calibration_batches
 from fedmpq.edge_client.local_round import batches, require_finite
 from fedmpq.lab.baselines import fedpaq, uveqfed
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.initial import seeded_module, seeded_state
 from fedmpq.lab.methods import Probe
+from fedmpq.model.calibration import MergedStatistics, statistics_names
 from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import TrainingPlan
+from fedmpq.model.exchange import Calibration, TrainingPlan
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.model.quantized import Side, Weights
@@ -101,7 +104,9 @@ class FloatSimulation:
         self._experiment = experiment
         self._graph = graph
         self._codec = codec
-        self._module = seeded_module(experiment, classes, graph.input.channels)
+        module = seeded_module(experiment, classes, graph.input.channels)
+        # A quarter faster on CPUs: images come as rows of pixels anyway.
+        self._module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._pristine = copy.deepcopy(self._module.state_dict())
         self._classes = classes
 
@@ -118,7 +123,7 @@ class FloatSimulation:
         self._module.load_state_dict(self._pristine)
         load_state(self._module, self._graph, assignment.weights, assignment.side)
         draws = Draws(self._experiment.seed, assignment.client, assignment.round)
-        plan = self._experiment.plan()
+        plan = self._experiment.rates().plan(self._experiment.plan(), assignment.round)
         loss = _train(self._module, self._graph, data, plan, draws)
         weights, side = initial_state(self._module, self._graph)
         require_finite(weights | side, plan)
@@ -139,6 +144,29 @@ class FloatSimulation:
         average = next_average(model, new, new_side, self._experiment.averaging or 0.0)
         return replace(model, round=model.round + 1, weights=new, side=new_side, average=average)
 
+    def calibration(self, model: GlobalModel, client: ClientRecord) -> FloatAssignment:
+        final = model.final
+        return FloatAssignment(client.client, model.round, client.budget, final.weights, final.side)
+
+    def measure(self, assignment: FloatAssignment, data: Dataset) -> Calibration:
+        """By the module's own BatchNorms: with a momentum of one they hold the statistics of the last batch."""
+        load_state(self._module, self._graph, assignment.weights, assignment.side)
+        self._module.train()
+        plan, merged = self._experiment.plan(), MergedStatistics()
+        draws = Draws(self._experiment.seed, assignment.client, assignment.round)
+        with torch.no_grad(), _momentum_of_norms(self._module, 1.0):
+            for images in calibration_batches(draws, plan.batch_size, data):
+                self._module(_real(images, self._graph))
+                _, side = initial_state(self._module, self._graph)
+                merged.add(len(images), {name: side[name] for name in statistics_names(self._graph)})
+        return Calibration(assignment.round, assignment.client, len(data), merged.statistics())
+
+    def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel:
+        merged = MergedStatistics()
+        for one in found:
+            merged.add(one.samples, one.statistics)
+        return model.with_final_side({**model.final.side, **merged.statistics()})
+
     def probes(self, model: GlobalModel) -> list[Probe]:
         """Every device runs `W`, or its moving average."""
         return [Probe((), model.final.side, weights=model.final.weights)]
@@ -153,6 +181,19 @@ class FloatSimulation:
                 for i in range(0, len(images), 250)
             ]
         return np.concatenate(parts)
+
+
+@contextmanager
+def _momentum_of_norms(module: nn.Module, momentum: float) -> Iterator[None]:
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = momentum
+    try:
+        yield
+    finally:
+        for norm, own in zip(norms, before, strict=True):
+            norm.momentum = own
 
 
 def _real(images: NDArray[np.uint8], graph: Graph) -> torch.Tensor:

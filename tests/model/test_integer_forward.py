@@ -847,13 +847,13 @@ def test_a_batch_of_none_is_refused() -> None:
 def test_values_are_dropped_after_their_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is that of the widest place, not of the whole network."""
     held: list[int] = []
-    apply = integer_forward._apply
+    apply = integer_forward.apply
 
     def watched(step: Any, values: dict[str, Any], *rest: Any) -> Any:
         held.append(len(values))
         return apply(step, values, *rest)
 
-    monkeypatch.setattr(integer_forward, "_apply", watched)
+    monkeypatch.setattr(integer_forward, "apply", watched)
     program = small_model().program()
     logits(program, random_images(program.graph, 1))
     assert len(held) == len(program.steps)

@@ -120,14 +120,15 @@ FEDMPQ_API float fedmpq_halve_errors(const float* real, int64_t rows, int32_t ch
 // channel of `row` weights each, or one in all (row == count). The uniform numbers of the move are those of
 // fedmpq_philox_uniform with (step_number, round, layer * 16 + 0) and key (seed, client), those of the Lasso's move with + 1.
 typedef struct {
-  int32_t bits, paper;       // paper: 1 the paper's rule, 0 stochastic rounding
+  int32_t bits;
   int64_t count, row;
   const float *step, *rate;
   float weight_decay, momentum;
   int32_t momentum_bits;     // 0, 8 or 32
   void* momentum_codes;      // float[count], or int8[ceil(count/128) * 128]
   float* momentum_scales;    // float[ceil(count/128)] if 8 bits
-  const float* pull;         // Lasso: codes towards zero for each of 2^(bits-1) magnitudes, or null
+  int8_t* fractions;         // the carried rule: int8[count], 256ths of a code beside each; null: the paper's rule
+  const float* pull;         // the paper's Lasso: codes towards zero for each of 2^(bits-1) magnitudes, or null
   uint32_t step_number, round, layer, seed, client;
 } FedmpqUpdate;
 

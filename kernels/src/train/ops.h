@@ -70,7 +70,6 @@ struct Addition {
 // A stochastic move of codes that share a rate; fedmpq_update_codes states the rules.
 struct Move {
   const float *direction, *uniforms;
-  const float* pull;  // of the Lasso for each code, or null
   int64_t count;
   float rate;
   int bits;
@@ -126,8 +125,8 @@ struct Ops {
                 float* direction);
   // direction += momentum * scale * codes, which become the sum, as multiples of the new scale that is returned
   float (*push_momentum)(int8_t* codes, float scale, float momentum, int64_t count, float* direction);
-  void (*move_rounded)(const Move&, uint8_t* codes);
   void (*move_paper)(const Move&, uint8_t* codes);
+  void (*move_carried)(const Move&, uint8_t* codes, int8_t* fractions);
 };
 
 extern const Ops ops_scalar;

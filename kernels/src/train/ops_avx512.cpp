@@ -194,7 +194,7 @@ inline void tile(const Tile& t, int row) {
 const Ops ops_avx512{
     "avx512", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, decay, push_momentum,
-    move_rounded, move_paper};
+    move_paper, move_carried};
 
 }  // namespace fedmpq
 

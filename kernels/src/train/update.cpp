@@ -41,8 +41,7 @@ struct Range {
 
 // What the Lasso does to each code: looked up, since which codes follow one another cannot be foreseen.
 struct Lasso {
-  float pull[256];     // of a code's magnitude
-  float towards[256];  // the same with the sign of the move
+  float pull[256];  // of a code's magnitude
   int32_t magnitude[256], sign[256];
 
   Lasso(const float* table, const Range& range) {
@@ -50,7 +49,6 @@ struct Lasso {
       sign[c] = c >= range.middle ? 1 : -1;
       magnitude[c] = c >= range.middle ? c - range.middle : range.middle - 1 - c;
       pull[c] = table[magnitude[c]];
-      towards[c] = c >= range.middle ? pull[c] : -pull[c];
     }
   }
 
@@ -103,11 +101,13 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, u
     if (!finite(direction, count)) return -3;
     fedmpq::philox_uniform(draws(u, 0), static_cast<uint32_t>(start / 4), count, uniforms);
     stretches(start, count, [&](int64_t i, int64_t size, int64_t row) {
-      const auto move = u.paper != 0 ? ops().move_paper : ops().move_rounded;
-      move({direction + i, uniforms + i, u.pull != nullptr ? lasso.towards : nullptr, size, u.rate[row], u.bits, range.low,
-            range.high}, code + i);
+      const fedmpq::Move move{direction + i, uniforms + i, size, u.rate[row], u.bits, range.low, range.high};
+      if (u.fractions == nullptr)
+        ops().move_paper(move, code + i);
+      else
+        ops().move_carried(move, code + i, u.fractions + start + i);
     });
-    if (u.paper == 0 || u.pull == nullptr) continue;
+    if (u.fractions != nullptr || u.pull == nullptr) continue;
     fedmpq::philox_uniform(draws(u, 1), static_cast<uint32_t>(start / 4), count, uniforms);
     lasso.move(uniforms, count, range, code);
   }

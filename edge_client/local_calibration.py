@@ -1,0 +1,57 @@
+"""One client's share of a calibration: the model it was sent, measured on some of its own images."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.edge_client.engine import WorkStopped
+from fedmpq.edge_client.local_round import check_data
+from fedmpq.model.calibration import measure
+from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import (
+    CALIBRATION_SAMPLES,
+    MIN_SAMPLES,
+    Assignment,
+    Calibration,
+    rounded_side,
+    unpack_layers,
+)
+from fedmpq.model.graph import Graph
+from fedmpq.model.randomness import Draws, Purpose
+
+
+def run_calibration(
+    graph: Graph,
+    assignment: Assignment,
+    data: Dataset,
+    threads: int = 1,
+    stop: threading.Event | None = None,
+) -> Calibration:
+    """Measure the statistics of `assignment`; ends with WorkStopped between two batches once `stop` is set."""
+    check_data(graph, data, assignment.client)
+    draws = Draws(assignment.seed, assignment.client, assignment.round)
+    batches = _until(stop, calibration_batches(draws, assignment.plan.batch_size, data))
+    layers = unpack_layers(graph, assignment.layers)
+    statistics = measure(graph, layers, assignment.side, batches, threads)
+    sent = rounded_side(statistics, assignment.plan.side_bits)
+    return Calibration(assignment.round, assignment.client, len(data), sent)
+
+
+def calibration_batches(draws: Draws, batch_size: int, data: Dataset) -> Iterator[NDArray[np.uint8]]:
+    """Images drawn from all of the client's, which may lie sorted by class; a single last one is left out."""
+    order = np.argsort(draws.uniform(len(data), Purpose.CALIBRATE), kind="stable")[:CALIBRATION_SAMPLES]
+    for start in range(0, len(order), batch_size):
+        chosen = np.sort(order[start : start + batch_size])
+        if len(chosen) >= MIN_SAMPLES:
+            yield data.images[chosen]
+
+
+def _until(stop: threading.Event | None, batches: Iterator[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+    for batch in batches:
+        if stop is not None and stop.is_set():
+            raise WorkStopped
+        yield batch

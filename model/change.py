@@ -1,0 +1,85 @@
+"""What a layer's weights have moved by in a round, on a grid of its own.
+
+Under the carried rule of training a weight lies at `256 code + fraction`, so its change is a whole number `d`
+of 256ths of the model's step. The change is returned with as many bits a weight as the model has, but on a
+finer grid: `d ~ j (c - zero_point)` with codes `c` as in `model.grid` and one whole number `j`, the one with
+the least squared error of those tried. A layer with one step per output channel has one `j` per channel.
+
+All of it is integer arithmetic: every board finds the same `j` and codes, and sums over boards are exact.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.grid import MAX_BITS, code_range, dequantize
+from fedmpq.model.quantized import QuantizedLayer
+
+FRACTIONS = 256
+"""Places between a code and the next."""
+MAX_CHANGE_STEP = 2 * FRACTIONS * 2**MAX_BITS
+"""The greatest `j`: the grid then spans a move from one end of the codes to the other even at one bit."""
+
+Fractions: TypeAlias = NDArray[np.int8]
+_Change: TypeAlias = NDArray[np.int64]
+
+_ROUNDS = 3
+_TRIED = 12
+
+
+def change_of(sent: QuantizedLayer, trained: QuantizedLayer, fractions: Fractions) -> QuantizedLayer:
+    """The change from `sent` to `trained` as codes with the step `j`, in 256ths of the model's own step."""
+    moved = (trained.codes.astype(np.int64) - sent.codes) * FRACTIONS + fractions.reshape(sent.codes.shape)
+    rows = moved.reshape(max(1, sent.step.size), -1)
+    steps = [_least_error_step(row, sent.bits) for row in rows]
+    codes = np.concatenate([_coded(row, step, sent.bits) for row, step in zip(rows, steps, strict=True)])
+    return QuantizedLayer(
+        codes.reshape(sent.codes.shape), sent.bits, np.array(steps, np.float32).reshape(sent.step.shape)
+    )
+
+
+def change_in_weights(change: QuantizedLayer, sent: QuantizedLayer) -> NDArray[np.float32]:
+    """The change as real numbers: `j (c - zero_point) step / 256`."""
+    return dequantize(change.codes, change.step * (sent.step / np.float32(FRACTIONS)), change.bits)
+
+
+def _coded(change: _Change, step: int, bits: int) -> NDArray[np.uint8]:
+    """The code of the value on the grid nearest to each change."""
+    low, high = code_range(bits)
+    if bits == MAX_BITS:
+        codes = (2 * change + step) // (2 * step) + 128
+    else:
+        codes = (change + (step << (bits - 1))) // step
+    return np.clip(codes, low, high).astype(np.uint8)
+
+
+def _least_error_step(change: _Change, bits: int) -> int:
+    """The best of a geometric series of whole steps up to the one that spans the change, then of finer ones."""
+    spanning: int = max(1, -(-2 * int(np.abs(change).max(initial=0)) // (2**bits - 1)))
+    low, best, high = 1, spanning, spanning
+    for _ in range(_ROUNDS):
+        tried = sorted({_between(low, high, i) for i in range(_TRIED)})
+        errors = [_squared_error(change, step, bits) for step in tried]
+        place = errors.index(min(errors))
+        best, low, high = tried[place], tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
+    return best
+
+
+def _between(low: int, high: int, place: int) -> int:
+    """The whole number nearest to `low (high/low)^(place/(_TRIED - 1))`.
+
+    Only an exact tie could come out differently where libraries differ in a power's last bit, and a power
+    that is no whole number is irrational: there is none.
+    """
+    nearest: int = round(low * (high / low) ** (place / (_TRIED - 1)))
+    return nearest
+
+
+def _squared_error(change: _Change, step: int, bits: int) -> int:
+    """Four times the squared error: twice a half-integer zero point is whole."""
+    twice_zero = 256 if bits == MAX_BITS else 2**bits - 1
+    twice_kept = step * (2 * _coded(change, step, bits).astype(np.int64) - twice_zero)
+    return int(np.square(2 * change - twice_kept).sum())
