@@ -55,6 +55,16 @@ class RoundQuantizer:
         self._sent_sides: dict[tuple[int, ...], Side] = {}
         self._errors: NDArray[np.float64] | None = None
 
+    def is_of(self, model: GlobalModel) -> bool:
+        return self.has_weights_of(model) and self._side is model.side
+
+    def has_weights_of(self, model: GlobalModel) -> bool:
+        return self._weights is model.weights
+
+    def share(self, other: RoundQuantizer) -> None:
+        """Take over what one of the same weights has quantized: side tensors do not matter to it."""
+        self._cache, self._errors = other._cache, other._errors
+
     def layer(self, name: str, bits: int) -> QuantizedLayer:
         key = name, bits
         if key not in self._cache:
@@ -123,7 +133,7 @@ class QuantizedMethod:
         self.graph = graph
         self.recipe = recipe
         self.seed = seed
-        self._quantizers: list[tuple[Weights, RoundQuantizer]] = []
+        self._quantizers: list[RoundQuantizer] = []
 
     def start(
         self, weights: Weights, side: dict[str, NDArray[np.float32]], clients: Sequence[ClientRecord]
@@ -191,13 +201,13 @@ class QuantizedMethod:
         widths: list[tuple[int, ...]] = []
         for update in _checked(updates, records, model.round + 1, "update"):
             sender = records[update.client]
-            weight = self._bits(sender) * update.samples
+            weight = self._share(sender) * update.samples
             merged.add(weight, self._contribution(model, sender, update))
             side.add(weight, update.side)
             widths.append(bit_widths(self.graph, update.layers))
             senders.append(replace(sender, samples=update.samples))
             records[sender.client] = replace(sender, dealt=self.deal(model, sender), returned=widths[-1])
-        shares = participation_weights([self._bits(c) for c in senders], [c.samples for c in senders])
+        shares = participation_weights([self._share(c) for c in senders], [c.samples for c in senders])
         new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
         new_side = side.mean()
         return GlobalModel(
@@ -213,15 +223,23 @@ class QuantizedMethod:
         """The client's bits per weight, `v_n`: its budget, unless everyone gets 8 bits."""
         return float(MAX_BITS) if self.recipe.deal == "full" else client.budget
 
+    def _share(self, client: ClientRecord) -> float:
+        """What each of the client's samples counts in a merge."""
+        return self._bits(client) if self.recipe.weigh_by == "bits" else 1.0
+
     def quantizer(self, model: GlobalModel) -> RoundQuantizer:
-        """One quantizer for as long as the weights are the same."""
-        for weights, quantizer in self._quantizers:
-            if weights is model.weights:
-                return quantizer
-        quantizer = RoundQuantizer(self.graph, model.weights, model.side, self.recipe)
+        """One quantizer for as long as the model is the same; a calibration replaces the side tensors alone."""
+        for known in self._quantizers:
+            if known.is_of(model):
+                return known
+        related = [known for known in self._quantizers if known.has_weights_of(model)]
+        others = [known for known in self._quantizers if known not in related]
+        new = RoundQuantizer(self.graph, model.weights, model.side, self.recipe)
+        if related:
+            new.share(related[0])
         # Two are in use at a time: of the model that is trained and of the one that is handed out.
-        self._quantizers = [*self._quantizers[-1:], (model.weights, quantizer)]
-        return quantizer
+        self._quantizers = [*others[-1:], new]
+        return new
 
     def _contribution(self, model: GlobalModel, sender: ClientRecord, update: Update) -> Weights:
         returned = unpack_layers(self.graph, update.layers)

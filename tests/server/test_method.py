@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpq.model.batch_statistics import quantized_statistics
+from fedmpq.model.calibration import statistics_names
 from fedmpq.model.exchange import (
     Assignment,
+    Calibration,
     TrainingPlan,
     Update,
     bit_widths,
@@ -244,6 +246,21 @@ def test_quantizers_of_the_trained_and_of_the_final_model_are_both_kept() -> Non
     assert method.quantizer(model.final) is final
 
 
+def test_what_devices_run_after_a_calibration_has_its_statistics() -> None:
+    method, model = begin(BEST, records([4, 4]))
+    model, _ = one_round(method, model, nudged(2))
+    before = method.calibration(model, model.clients[0])
+    statistics = {name: np.full_like(model.side[name], 7.0) for name in statistics_names(GRAPH)}
+    after = method.calibrated(model, [Calibration(1, 0, 10, statistics)])
+    fresh = QuantizedMethod(GRAPH, BEST, method.seed)
+    (mine,), (its,) = (each.deployments(after, after.clients) for each in (method, fresh))
+    assert_same_tensors(mine.side, its.side)
+    assert mine.side["bn1.running_mean"].tolist() != before.side["bn1.running_mean"].tolist()
+    # The layers are not quantized again for that.
+    (old,) = method.deployments(model, model.clients)
+    assert old.layers["fc"] is mine.layers["fc"]
+
+
 def moved(weights: Weights, layers: Layers, side: Side) -> Side:
     return quantized_statistics(GRAPH, weights, dequantize_all(layers), side)
 
@@ -268,7 +285,7 @@ def test_statistics_are_sent_as_the_clients_own_bit_widths_move_them(side_bits: 
     assert wide < 0.01 < narrow
 
 
-@pytest.mark.parametrize("recipe", [PAPER, replace(BEST, moved_statistics=False)])
+@pytest.mark.parametrize("recipe", [PAPER, replace(BEST, statistics="averaged")])
 def test_statistics_are_sent_as_they_are_where_none_are_moved(recipe: Recipe) -> None:
     method, model = begin(recipe, records([2, 8]))
     for client in model.clients:
@@ -444,7 +461,7 @@ def refused(updates: Callable[[list[Update]], Iterable[Update]], message: str) -
 def test_updates_that_do_not_belong_are_refused() -> None:
     refused(lambda sent: [], "no client has any samples")
     refused(lambda sent: [*sent, sent[1]], "client 1 sent two updates")
-    refused(lambda sent: [replace(sent[0], client=7)], "client 7, which this run does not have")
+    refused(lambda sent: [replace(sent[0], client=7)], "client 7: this run does not have that client")
     refused(lambda sent: [replace(sent[1], round=2)], "client 1 is of round 2, not 1")
     broken = np.array([np.nan] * 6, np.float32)
     refused(
@@ -488,7 +505,7 @@ def slow_average(newest_last: Sequence[Side], decay: float) -> Side:
     "recipe",
     [
         BEST,
-        replace(BEST, averaging=0.25, moved_statistics=False),
+        replace(BEST, averaging=0.25, statistics="averaged"),
         replace(PAPER, averaging=0.95),
         aqfl("best", PLAN),
     ],
