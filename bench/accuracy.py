@@ -36,7 +36,7 @@ from fedmpq.model.start import ImageFormat, start_model
 ACTIVATION_BITS = 4
 Pair = tuple[Dataset, Dataset]
 """Training and test images."""
-STEP_RULES: dict[UpdateRule, StepRule] = {"paper": "max", "rounded": "least_error"}
+STEP_RULES: dict[UpdateRule, StepRule] = {"paper": "max", "carried": "least_error"}
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     option("--epochs", type=int, default=12, help="default %(default)s")
     option("--batch-size", type=int, default=64, help="default %(default)s")
     option("--learning-rate", type=float, default=0.1, help="default %(default)s")
-    option("--code-learning-rate", type=float, default=0.1, help="of the rounded rule (default %(default)s)")
+    option("--code-learning-rate", type=float, default=0.1, help="of the carried rule (default %(default)s)")
     option("--pad", type=int, default=4, help="pixels by which images are shifted (default %(default)s)")
     option("--seeds", type=int, default=3, help="how many (default %(default)s)")
     option("--first-seed", type=int, default=0, help="default %(default)s")

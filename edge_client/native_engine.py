@@ -82,7 +82,8 @@ class NativeEngine:
         return {name: layer.quantized() for name, layer in self._layers.items()}
 
     def fractions(self) -> dict[str, Fractions]:
-        return {name: layer.fractions for name, layer in self._layers.items() if layer.fractions is not None}
+        held = {name: layer.fractions for name, layer in self._layers.items()}
+        return {name: fractions.copy() for name, fractions in held.items() if fractions is not None}
 
     def side(self) -> Side:
         return self._side.tensors()

@@ -13,7 +13,8 @@ from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, PackedLayer, Side
 
 UpdateRule = Literal["paper", "carried"]
-
+Phase = Literal["training", "calibration"]
+"""What a client does in a round: train the model, or measure the statistics of what came of it."""
 
 MIN_SAMPLES = 2
 """A client trains on at least so many: BatchNorm needs two values to have a variance."""

@@ -1,4 +1,4 @@
-"""Assignments and updates as bytes (messages of payload.proto), and bytes checked on their way in.
+"""What is sent in a round as bytes (messages of payload.proto), and bytes checked on their way in.
 
 Decoding trusts nothing: whatever comes out has the graph's shapes, known bit-widths and finite numbers, or
 a WireError names what is wrong. What depends on the round, such as whose update it is, the server checks.
@@ -12,17 +12,22 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from fedmpq.model import planes
-from fedmpq.model.exchange import Evaluation, TrainingPlan, Update, fits_half
+from fedmpq.model.calibration import STATISTICS, statistics_names
+from fedmpq.model.exchange import Calibration, Evaluation, Phase, TrainingPlan, Update, fits_half
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.model.quantized import PackedLayer, Side
 from fedmpq.proto import federation_pb2, payload_pb2
 
 DIGEST_BYTES = 32
+_PHASES: dict[Phase, federation_pb2.Phase] = {
+    "training": federation_pb2.TRAINING,
+    "calibration": federation_pb2.CALIBRATION,
+}
 
 
 class WireError(ValueError):
@@ -83,6 +88,38 @@ def decode_update(graph: Graph, data: bytes) -> tuple[str, Update]:
     )
 
 
+def encode_calibration(graph: Graph, run_id: str, calibration: Calibration) -> bytes:
+    """The bytes of a `CalibrationPayload`."""
+    message = payload_pb2.CalibrationPayload(
+        run_id=run_id,
+        round=calibration.round,
+        client=calibration.client,
+        samples=calibration.samples,
+        statistics=[_side_message(calibration.statistics[name]) for name in statistics_names(graph)],
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def decode_calibration(graph: Graph, data: bytes) -> tuple[str, Calibration]:
+    """The run's id and the statistics of a `CalibrationPayload`."""
+    message = payload_pb2.CalibrationPayload()
+    _parse(message, data, "CalibrationPayload")
+    statistics = _statistics(graph, message)
+    return message.run_id, Calibration(message.round, message.client, message.samples, statistics)
+
+
+def phase_to_message(phase: Phase) -> federation_pb2.Phase:
+    return _PHASES[phase]
+
+
+def phase_from_message(number: int) -> Phase:
+    """The phase; one of a version to come is a WireError."""
+    for phase, known in _PHASES.items():
+        if known == number:
+            return phase
+    raise WireError(f"phase {number} is none of this version's; upgrade fedmpq")
+
+
 def plan_to_message(plan: TrainingPlan) -> federation_pb2.TrainingPlan:
     """A plan that does not prune leaves `prune_density` out."""
     values = {field.name: getattr(plan, field.name) for field in fields(plan)}
@@ -95,6 +132,12 @@ def plan_from_message(message: federation_pb2.TrainingPlan) -> TrainingPlan:
     if not message.HasField("prune_density"):
         values["prune_density"] = None
     return TrainingPlan(**values)
+
+
+def calibration_bytes_bound(graph: Graph) -> int:
+    """No honest `CalibrationPayload` of the graph is longer: all statistics in single precision."""
+    shapes = graph.side_shapes()
+    return sum(4 * math.prod(shapes[name]) + 64 for name in statistics_names(graph)) + 1024
 
 
 def model_bytes_bound(graph: Graph) -> int:
@@ -126,7 +169,7 @@ def _side_message(tensor: NDArray[np.float32]) -> payload_pb2.SideTensor:
     return payload_pb2.SideTensor(single=tensor.astype("<f4").tobytes())
 
 
-def _parse(message: payload_pb2.ModelPayload | payload_pb2.UpdatePayload, data: bytes, kind: str) -> None:
+def _parse(message: Message, data: bytes, kind: str) -> None:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
@@ -177,6 +220,18 @@ def _side(graph: Graph, message: payload_pb2.ModelPayload) -> Side:
         name: _side_tensor(name, shape, tensor)
         for (name, shape), tensor in zip(shapes.items(), message.side, strict=True)
     }
+
+
+def _statistics(graph: Graph, message: payload_pb2.CalibrationPayload) -> Side:
+    names, shapes = statistics_names(graph), graph.side_shapes()
+    if len(message.statistics) != len(names):
+        raise WireError(f"the payload has {len(message.statistics)} statistics, the graph {len(names)}")
+    found: Side = {}
+    for name, tensor in zip(names, message.statistics, strict=True):
+        found[name] = _side_tensor(name, shapes[name], tensor)
+        if name.endswith(STATISTICS[1]) and (found[name] < 0).any():
+            raise WireError(f"side tensor {name!r} holds a negative variance")
+    return found
 
 
 def _side_tensor(name: str, shape: tuple[int, ...], message: payload_pb2.SideTensor) -> NDArray[np.float32]:

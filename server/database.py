@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 
@@ -101,6 +101,8 @@ runs = Table(
     Column("bit_widths", LargeBinary),
     # The last one merged.
     Column("round", Integer, nullable=False),
+    # The last one whose model has statistics of its own, or had its chance to get them; 0: none.
+    Column("calibrated", Integer, nullable=False),
     Column("bytes_up", BigInteger, nullable=False),
     Column("bytes_down", BigInteger, nullable=False),
     Column("created", Double, nullable=False),
@@ -132,6 +134,8 @@ rounds = Table(
     metadata,
     Column("run_id", String(32), ForeignKey("runs.run_id"), primary_key=True),
     Column("round", Integer, primary_key=True, autoincrement=False),
+    # training; or calibration, in which clients measure the statistics of the model the training made.
+    Column("phase", String(16), primary_key=True),
     Column("state", String(16), nullable=False),
     # Clients a whole round has; the quorum is a share of it.
     Column("target", Integer, nullable=False),
@@ -140,9 +144,9 @@ rounds = Table(
     Column("deadline", Double),
     # How often the deadline passed without a quorum.
     Column("extended", Integer, nullable=False),
-    # What was measured, as JSON; NULL until it is merged.
+    # What was measured, as JSON; NULL until it is merged. A calibration adds to its training's.
     Column("metrics", Text),
-    # The global model this round made; NULL until then, and again when it was swept.
+    # The global model this round made; NULL until then, and again when it was swept. Always so of a calibration.
     Column("model", LargeBinary),
 )
 # One open round to a run, whatever a bug in the server may try.
@@ -159,6 +163,7 @@ seats = Table(
     metadata,
     Column("run_id", String(32), primary_key=True),
     Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("phase", String(16), primary_key=True),
     Column("client", Integer, primary_key=True, autoincrement=False),
     # selected, updated, rejected or cut.
     Column("state", String(16), nullable=False),
@@ -171,7 +176,7 @@ seats = Table(
     Column("update", LargeBinary),
     Column("update_bytes", BigInteger),
     Column("receipt_id", String(32)),
-    ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"]),
+    ForeignKeyConstraint(["run_id", "round", "phase"], ["rounds.run_id", "rounds.round", "rounds.phase"]),
     ForeignKeyConstraint(["run_id", "client"], ["members.run_id", "members.client"]),
 )
 

@@ -228,7 +228,7 @@ class QuantizedMethod:
         return self._bits(client) if self.recipe.weigh_by == "bits" else 1.0
 
     def quantizer(self, model: GlobalModel) -> RoundQuantizer:
-        """One quantizer for as long as the model is the same; a calibration replaces the side tensors alone."""
+        """One for as long as the model is the same; what it quantized serves the same weights longer."""
         for known in self._quantizers:
             if known.is_of(model):
                 return known

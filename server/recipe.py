@@ -16,6 +16,7 @@ Profile = Literal["paper", "best"]
 Deal = Literal["pruning_growing", "least_error", "uniform", "full"]
 Merge = Literal["models", "deltas"]
 Statistics = Literal["averaged", "calibrated"]
+WeighBy = Literal["bits", "data"]
 
 PROFILES: tuple[Profile, ...] = ("paper", "best")
 
@@ -29,6 +30,8 @@ class Recipe:
     step_rule: StepRule
     merge: Merge
     """Average whole models, or add the average change to the global model."""
+    weigh_by: WeighBy = "bits"
+    """A client counts in a merge by its data and its bits, `v_n |D_n|`, or by its data alone."""
     per_channel: bool = False
     averaging: float = 0.0
     """Devices run a moving average over the rounds: weight `averaging^k` for the model of `k` rounds ago."""
@@ -53,6 +56,7 @@ def fedmpq(profile: Profile, plan: TrainingPlan) -> Recipe:
         deal="least_error",
         step_rule="least_error",
         merge="deltas",
+        weigh_by="data",
         averaging=0.8,
         statistics="calibrated",
         plan=replace(plan, update="carried", lasso=0.0, prune_density=None),

@@ -30,6 +30,7 @@ from sqlalchemy import (
     update,
 )
 
+from fedmpq.model.exchange import Phase
 from fedmpq.server.database import clients, members, open_database, rounds, runs, tokens, writing
 from fedmpq.server.database import seats as seats_table
 from fedmpq.server.state import ClientRecord
@@ -92,6 +93,8 @@ class Run:
     """Hash of the blob that holds the weights and side tensors after `round` rounds."""
     bit_widths: tuple[int, ...] | None
     round: int
+    calibrated: int
+    """The last round whose model was calibrated, if only by nobody; 0: none."""
     bytes_up: int
     bytes_down: int
     created: float
@@ -135,7 +138,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class NewSeat:
-    """Who is to train what; budget and samples are what the client said when it was dealt to."""
+    """Who is to train or measure what; budget and samples are what the client said when it was dealt to."""
 
     client: int
     budget: float
@@ -147,8 +150,11 @@ class NewSeat:
 
 @dataclass(frozen=True)
 class Round:
+    """A round's training, or the calibration of the model it made."""
+
     run_id: str
     round: int
+    phase: Phase
     state: Literal["open", "committed"]
     target: int
     opened: float
@@ -176,7 +182,7 @@ class RoundCommit:
 
     round: int
     last: bool
-    """Whether the run ends with it."""
+    """Whether the run ends with it; not if a calibration is to follow."""
     model: bytes
     """Hash of the new global model's blob."""
     bit_widths: tuple[int, ...]
@@ -188,6 +194,22 @@ class RoundCommit:
     metrics: Mapping[str, Any]
     keep_models: int
     """How many rounds' models stay, this one's included."""
+
+
+@dataclass(frozen=True)
+class CalibrationCommit:
+    """What the calibration of a merged round comes to."""
+
+    round: int
+    last: bool
+    """Whether the run ends with it."""
+    model: bytes
+    """Hash of the blob of the same model with its new statistics."""
+    accuracies: Mapping[int, float]
+    bytes_up: Mapping[int, int]
+    bytes_down: Mapping[int, int]
+    metrics: Mapping[str, Any]
+    """The round's, with what the calibration adds to them."""
 
 
 class Store:
@@ -394,6 +416,7 @@ class Store:
                     graph=graph,
                     model=model,
                     round=0,
+                    calibrated=0,
                     bytes_up=0,
                     bytes_down=0,
                     created=now,
@@ -505,83 +528,94 @@ class Store:
             )
             if begun.rowcount != 1:
                 raise StoreError(f"round {number} of run {run_id} cannot open: the run has moved on")
-            connection.execute(
-                insert(rounds).values(
-                    run_id=run_id,
-                    round=number,
-                    state="open",
-                    target=target,
-                    opened=now,
-                    deadline=deadline,
-                    extended=0,
-                )
+            _open(connection, _Address(run_id, number), target, deadline, now)
+            return _seated(connection, _Address(run_id, number), joining, seats)
+
+    def open_calibration(
+        self,
+        run_id: str,
+        number: int,
+        *,
+        deadline: float | None,
+        joining: Iterable[Joining],
+        seats: Sequence[NewSeat],
+        now: float,
+    ) -> Round:
+        """The calibration of round `number`, the last one merged, begins: who measures which model."""
+        address = _Address(run_id, number, "calibration")
+        with self._write() as connection:
+            due = select(runs.c.run_id).where(
+                runs.c.run_id == run_id,
+                runs.c.round == number,
+                runs.c.calibrated < number,
+                runs.c.state == "running",
             )
-            _seat(connection, run_id, number, joining, seats)
-            return _read_round(connection, run_id, number)
+            if connection.execute(due).one_or_none() is None:
+                raise StoreError(
+                    f"the calibration of round {number} of run {run_id} cannot open: it is not due"
+                )
+            _open(connection, address, len(seats), deadline, now)
+            return _seated(connection, address, joining, seats)
 
     def reopen_round(
         self,
         run_id: str,
         number: int,
+        phase: Phase = "training",
         *,
         deadline: float | None,
         extended: bool,
         cut: Iterable[int],
         joining: Iterable[Joining],
         seats: Sequence[NewSeat],
+        reason: str = "the deadline passed",
     ) -> Round:
         """The open round goes on with others: `cut` leave it, `seats` enter it, perhaps a second time."""
+        address = _Address(run_id, number, phase)
         with self._write() as connection:
             changed = connection.execute(
                 update(rounds)
-                .where(_is_open(run_id, number))
+                .where(address.is_open)
                 .values(deadline=deadline, extended=rounds.c.extended + int(extended))
             )
             if changed.rowcount != 1:
-                raise StoreError(f"round {number} of run {run_id} is not open")
-            _cut(connection, run_id, number, "the deadline passed", cut)
+                raise StoreError(f"{address} is not open")
+            _cut(connection, address, reason, cut)
             for seat in seats:
                 connection.execute(
-                    delete(seats_table).where(
-                        seats_table.c.run_id == run_id,
-                        seats_table.c.round == number,
-                        seats_table.c.client == seat.client,
-                        seats_table.c.state == "cut",
-                    )
+                    delete(seats_table).where(address.is_seat(seat.client), seats_table.c.state == "cut")
                 )
-            _seat(connection, run_id, number, joining, seats)
-            return _read_round(connection, run_id, number)
+            return _seated(connection, address, joining, seats)
 
-    def close_round(self, run_id: str, number: int, reason: str) -> Round:
+    def close_round(self, run_id: str, number: int, reason: str, phase: Phase = "training") -> Round:
         """From here on the round takes no update; those who have not answered are cut.
 
         The updates it has are those to merge.
         """
+        address = _Address(run_id, number, phase)
         with self._write() as connection:
-            waiting = select(seats_table.c.client).where(
-                seats_table.c.run_id == run_id,
-                seats_table.c.round == number,
-                seats_table.c.state == "selected",
-            )
-            _cut(connection, run_id, number, reason, connection.execute(waiting).scalars().all())
-            return _read_round(connection, run_id, number)
+            waiting = select(seats_table.c.client).where(address.has_seat, seats_table.c.state == "selected")
+            _cut(connection, address, reason, connection.execute(waiting).scalars().all())
+            return _read_round(connection, address)
 
     def current_round(self, run_id: str) -> Round | None:
-        """The round that is open, if one is."""
+        """The round or calibration that is open, if one is."""
         with self._engine.begin() as connection:
-            number = connection.execute(
-                select(rounds.c.round).where(rounds.c.run_id == run_id, rounds.c.state == "open")
-            ).scalar()
-            return None if number is None else _read_round(connection, run_id, number)
+            row = connection.execute(
+                select(rounds.c.round, rounds.c.phase).where(
+                    rounds.c.run_id == run_id, rounds.c.state == "open"
+                )
+            ).one_or_none()
+            return None if row is None else _read_round(connection, _Address(run_id, row.round, row.phase))
 
-    def round(self, run_id: str, number: int) -> Round | None:
+    def round(self, run_id: str, number: int, phase: Phase = "training") -> Round | None:
+        address = _Address(run_id, number, phase)
         with self._engine.begin() as connection:
-            known = select(rounds.c.round).where(rounds.c.run_id == run_id, rounds.c.round == number)
-            if connection.execute(known).one_or_none() is None:
+            if connection.execute(select(rounds.c.round).where(address.is_round)).one_or_none() is None:
                 return None
-            return _read_round(connection, run_id, number)
+            return _read_round(connection, address)
 
-    def seat_of(self, run_id: str, number: int, client_id: str) -> Seat | None:
+    def seat_of(self, run_id: str, number: int, client_id: str, phase: Phase = "training") -> Seat | None:
         """The client's place in a round, open or not."""
         chosen = (
             select(seats_table)
@@ -589,46 +623,51 @@ class Store:
                 members,
                 (members.c.run_id == seats_table.c.run_id) & (members.c.client == seats_table.c.client),
             )
-            .where(
-                seats_table.c.run_id == run_id,
-                seats_table.c.round == number,
-                members.c.client_id == client_id,
-            )
+            .where(_Address(run_id, number, phase).has_seat, members.c.client_id == client_id)
         )
         with self._engine.begin() as connection:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else _stored_seat(row)
 
-    def add_update(self, run_id: str, number: int, client: int, update_hash: bytes, update_bytes: int) -> str:
-        """The receipt of an update whose blob is durable; the same one for the same update again."""
+    def add_update(
+        self,
+        run_id: str,
+        number: int,
+        client: int,
+        update_hash: bytes,
+        update_bytes: int,
+        phase: Phase = "training",
+    ) -> str:
+        """The receipt of an update or calibration whose blob is durable; the same one for the same again."""
+        address = _Address(run_id, number, phase)
         with self._write() as connection:
             receipt_id = uuid.uuid4().hex
             taken = connection.execute(
                 update(seats_table)
                 .where(
-                    _is_seat(run_id, number, client),
+                    address.is_seat(client),
                     seats_table.c.state == "selected",
-                    select(rounds.c.round).where(_is_open(run_id, number)).exists(),
+                    select(rounds.c.round).where(address.is_open).exists(),
                     select(runs.c.run_id).where(runs.c.run_id == run_id, runs.c.state != "aborted").exists(),
                 )
                 .values(state="updated", update=update_hash, update_bytes=update_bytes, receipt_id=receipt_id)
             )
             if taken.rowcount == 1:
                 return receipt_id
-            row = connection.execute(
-                select(seats_table).where(_is_seat(run_id, number, client))
-            ).one_or_none()
+            row = connection.execute(select(seats_table).where(address.is_seat(client))).one_or_none()
         if row is not None and row.state == "updated" and row.update == update_hash:
             return str(row.receipt_id)
         state = "has no place for this client" if row is None else f"has this client {row.state}"
         raise UpdateRefused(f"round {number} takes no more of this client: it is over or {state}")
 
-    def reject_update(self, run_id: str, number: int, client: int, reason: str) -> bool:
-        """The client's update was bad: it is out of this round and has a strike. False: it was out."""
+    def reject_update(
+        self, run_id: str, number: int, client: int, reason: str, phase: Phase = "training"
+    ) -> bool:
+        """The client's update or calibration was bad: it is out of this round and has a strike. False: it was out."""
         with self._write() as connection:
             changed = connection.execute(
                 update(seats_table)
-                .where(_is_seat(run_id, number, client), seats_table.c.state == "selected")
+                .where(_Address(run_id, number, phase).is_seat(client), seats_table.c.state == "selected")
                 .values(state="rejected", reason=reason)
             )
             if changed.rowcount == 1:
@@ -644,7 +683,7 @@ class Store:
         with self._write() as connection:
             closed = connection.execute(
                 update(rounds)
-                .where(_is_open(run_id, result.round))
+                .where(_Address(run_id, result.round).is_open)
                 .values(
                     state="committed",
                     metrics=json.dumps(result.metrics, allow_nan=False),
@@ -672,11 +711,42 @@ class Store:
             )
         return self.run(run_id)
 
+    def commit_calibration(self, run_id: str, result: CalibrationCommit, now: float) -> Run:
+        """The round's model has its statistics: they, the metrics and perhaps the run's end, all or nothing."""
+        address = _Address(run_id, result.round, "calibration")
+        with self._write() as connection:
+            closed = connection.execute(update(rounds).where(address.is_open).values(state="committed"))
+            if closed.rowcount != 1:
+                raise StoreError(f"{address} is not open")
+            metrics = json.dumps(result.metrics, allow_nan=False)
+            connection.execute(
+                update(rounds)
+                .where(_Address(run_id, result.round).is_round)
+                .values(metrics=metrics, model=result.model)
+            )
+            _commit_measured(connection, run_id, result)
+            moved: dict[str, Any] = {"calibrated": result.round, "model": result.model}
+            moved["bytes_up"] = runs.c.bytes_up + sum(result.bytes_up.values())
+            moved["bytes_down"] = runs.c.bytes_down + sum(result.bytes_down.values())
+            if result.last:
+                moved |= {"state": "finished", "reason": "", "ended": now}
+            kept = connection.execute(
+                update(runs).where(runs.c.run_id == run_id, runs.c.state.not_in(ENDED)).values(**moved)
+            )
+            if kept.rowcount != 1:
+                raise StoreError(f"run {run_id} has ended; {address} cannot be committed")
+        return self.run(run_id)
+
     def blobs_in_use(self) -> set[bytes]:
         """Hashes of all blobs that a stored fact refers to; the others may go."""
         open_updates = (
             select(seats_table.c.update)
-            .join(rounds, (rounds.c.run_id == seats_table.c.run_id) & (rounds.c.round == seats_table.c.round))
+            .join(
+                rounds,
+                (rounds.c.run_id == seats_table.c.run_id)
+                & (rounds.c.round == seats_table.c.round)
+                & (rounds.c.phase == seats_table.c.phase),
+            )
             .join(runs, runs.c.run_id == rounds.c.run_id)
             .where(rounds.c.state == "open", runs.c.state.not_in(ENDED), seats_table.c.update.is_not(None))
         )
@@ -689,17 +759,56 @@ class Store:
             return used | set(connection.execute(open_updates).scalars())
 
 
-def _is_open(run_id: str, number: int) -> ColumnElement[bool]:
-    return and_(rounds.c.run_id == run_id, rounds.c.round == number, rounds.c.state == "open")
+@dataclass(frozen=True)
+class _Address:
+    """Which round of which run, and which phase of it."""
+
+    run_id: str
+    round: int
+    phase: Phase = "training"
+
+    def __str__(self) -> str:
+        what = "round" if self.phase == "training" else "the calibration of round"
+        return f"{what} {self.round} of run {self.run_id}"
+
+    @property
+    def is_round(self) -> ColumnElement[bool]:
+        this = rounds.c.run_id == self.run_id, rounds.c.round == self.round
+        return and_(*this, rounds.c.phase == self.phase)
+
+    @property
+    def is_open(self) -> ColumnElement[bool]:
+        return and_(self.is_round, rounds.c.state == "open")
+
+    @property
+    def has_seat(self) -> ColumnElement[bool]:
+        this = seats_table.c.run_id == self.run_id, seats_table.c.round == self.round
+        return and_(*this, seats_table.c.phase == self.phase)
+
+    def is_seat(self, client: int) -> ColumnElement[bool]:
+        return and_(self.has_seat, seats_table.c.client == client)
 
 
-def _is_seat(run_id: str, number: int, client: int) -> ColumnElement[bool]:
-    return and_(seats_table.c.run_id == run_id, seats_table.c.round == number, seats_table.c.client == client)
+def _open(connection: Connection, address: _Address, target: int, deadline: float | None, now: float) -> None:
+    connection.execute(
+        insert(rounds).values(
+            run_id=address.run_id,
+            round=address.round,
+            phase=address.phase,
+            state="open",
+            target=target,
+            opened=now,
+            deadline=deadline,
+            extended=0,
+        )
+    )
 
 
-def _seat(
-    connection: Connection, run_id: str, number: int, joining: Iterable[Joining], seats: Sequence[NewSeat]
-) -> None:
+def _seated(
+    connection: Connection, address: _Address, joining: Iterable[Joining], seats: Sequence[NewSeat]
+) -> Round:
+    """The round with these clients in it as well."""
+    run_id = address.run_id
     new_members = [
         {
             "run_id": run_id,
@@ -724,7 +833,8 @@ def _seat(
     new_seats = [
         {
             "run_id": run_id,
-            "round": number,
+            "round": address.round,
+            "phase": address.phase,
             "client": seat.client,
             "state": "selected",
             "reason": "",
@@ -736,13 +846,14 @@ def _seat(
     ]
     if new_seats:
         connection.execute(insert(seats_table), new_seats)
+    return _read_round(connection, address)
 
 
-def _cut(connection: Connection, run_id: str, number: int, reason: str, cut: Iterable[int]) -> None:
+def _cut(connection: Connection, address: _Address, reason: str, cut: Iterable[int]) -> None:
     for client in cut:
         connection.execute(
             update(seats_table)
-            .where(_is_seat(run_id, number, client), seats_table.c.state == "selected")
+            .where(address.is_seat(client), seats_table.c.state == "selected")
             .values(state="cut", reason=reason)
         )
 
@@ -764,16 +875,26 @@ def _commit_members(connection: Connection, run_id: str, result: RoundCommit) ->
         )
 
 
-def _read_round(connection: Connection, run_id: str, number: int) -> Round:
-    row = connection.execute(select(rounds).where(rounds.c.run_id == run_id, rounds.c.round == number)).one()
-    seated = connection.execute(
-        select(seats_table)
-        .where(seats_table.c.run_id == run_id, seats_table.c.round == number)
-        .order_by(seats_table.c.client)
-    )
+def _commit_measured(connection: Connection, run_id: str, result: CalibrationCommit) -> None:
+    for client in result.accuracies.keys() | result.bytes_up.keys() | result.bytes_down.keys():
+        values: dict[str, Any] = {
+            "bytes_up": members.c.bytes_up + result.bytes_up.get(client, 0),
+            "bytes_down": members.c.bytes_down + result.bytes_down.get(client, 0),
+        }
+        if client in result.accuracies:
+            values["accuracy"] = result.accuracies[client]
+        connection.execute(
+            update(members).where(members.c.run_id == run_id, members.c.client == client).values(**values)
+        )
+
+
+def _read_round(connection: Connection, address: _Address) -> Round:
+    row = connection.execute(select(rounds).where(address.is_round)).one()
+    seated = connection.execute(select(seats_table).where(address.has_seat).order_by(seats_table.c.client))
     return Round(
-        run_id=run_id,
-        round=number,
+        run_id=address.run_id,
+        round=address.round,
+        phase=address.phase,
         state=row.state,
         target=row.target,
         opened=row.opened,
@@ -830,6 +951,7 @@ def _run(row: Row[Any]) -> Run:
         model=row.model,
         bit_widths=_as_widths(row.bit_widths),
         round=row.round,
+        calibrated=row.calibrated,
         bytes_up=row.bytes_up,
         bytes_down=row.bytes_down,
         created=row.created,

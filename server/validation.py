@@ -1,4 +1,4 @@
-"""Whether an update is what its assignment asked for. Nothing a client says is believed.
+"""Whether an update or a calibration is what its assignment asked for. Nothing a client says is believed.
 
 `exchange_wire` has checked the form by then; here it is compared with what was sent.
 """
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.model.exchange import Update, unpack_layers
-from fedmpq.model.exchange_wire import WireError, decode_update
+from fedmpq.model.change import MAX_CHANGE_STEP, change_in_weights
+from fedmpq.model.exchange import Calibration, Update, UpdateRule, unpack_layers
+from fedmpq.model.exchange_wire import WireError, decode_calibration, decode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
+from fedmpq.server.statistics_bounds import statistics_bounds
 
 SIDE_FACTOR = 1000.0
 """Side tensors move more freely than weights: a running variance may grow a hundredfold in a round."""
@@ -23,12 +25,12 @@ MAX_LOSS = 1e6
 
 
 class Rejected(ValueError):
-    """An update that is not merged; the reason goes to its sender and to the log."""
+    """An update or a calibration that is not merged; the reason goes to its sender and to the log."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the assignment fixes about the update that answers it."""
+    """What the assignment fixes about the update or calibration that answers it."""
 
     run_id: str
     round: int
@@ -39,6 +41,8 @@ class Expected:
     max_samples: int
     max_norm: float
     """The weights may move by this many times their norm."""
+    update: UpdateRule = "paper"
+    """Under "paper" a client returns its model, under "carried" what it has changed by."""
 
 
 def check_update(graph: Graph, data: bytes, expected: Expected) -> Update:
@@ -59,21 +63,49 @@ def check_update(graph: Graph, data: bytes, expected: Expected) -> Update:
     if not 0 <= update.loss <= MAX_LOSS:
         raise Rejected(f"it reports a loss of {update.loss:g}; 0..{MAX_LOSS:g} is plausible")
     returned = unpack_layers(graph, update.layers)
+    check_layer = _check_change if expected.update == "carried" else _check_layer
     for name, layer in returned.items():
-        _check_layer(name, layer, expected.layers[name])
+        check_layer(name, layer, expected.layers[name])
     _check_norm(returned, expected)
     for name, tensor in update.side.items():
         _check_side(name, tensor, expected.side[name], expected.max_norm)
     return update
 
 
-def _check_address(run_id: str, update: Update, expected: Expected) -> None:
+def check_calibration(graph: Graph, data: bytes, expected: Expected) -> Calibration:
+    """The calibration in `data`, or Rejected."""
+    try:
+        run_id, calibration = decode_calibration(graph, data)
+    except WireError as error:
+        raise Rejected(str(error)) from None
+    _check_address(run_id, calibration, expected)
+    if not 1 <= calibration.samples <= expected.max_samples:
+        raise Rejected(
+            f"it says it has {calibration.samples} samples; the client may say 1..{expected.max_samples}"
+        )
+    bounds = statistics_bounds(graph, expected.layers, expected.side)
+    for name, tensor in calibration.statistics.items():
+        _check_statistics(name, tensor, bounds[name])
+    return calibration
+
+
+def _check_address(run_id: str, answer: Update | Calibration, expected: Expected) -> None:
     if run_id != expected.run_id:
         raise Rejected(f"it is of run {run_id!r}, not {expected.run_id!r}")
-    if update.round != expected.round:
-        raise Rejected(f"it is of round {update.round}, not {expected.round}")
-    if update.client != expected.client:
-        raise Rejected(f"it is of client {update.client}; its sender is {expected.client}")
+    if answer.round != expected.round:
+        raise Rejected(f"it is of round {answer.round}, not {expected.round}")
+    if answer.client != expected.client:
+        raise Rejected(f"it is of client {answer.client}; its sender is {expected.client}")
+
+
+def _check_statistics(name: str, tensor: NDArray[np.float32], bound: NDArray[np.float64]) -> None:
+    excess = np.abs(tensor.astype(np.float64)) > bound
+    if excess.any():
+        channel = int(excess.argmax())
+        raise Rejected(
+            f"side tensor {name!r} has {float(tensor[channel]):.3g} in channel {channel}; "
+            f"at most {bound[channel]:.3g} is possible with the model that was sent"
+        )
 
 
 def _check_layer(name: str, returned: QuantizedLayer, sent: QuantizedLayer) -> None:
@@ -83,13 +115,28 @@ def _check_layer(name: str, returned: QuantizedLayer, sent: QuantizedLayer) -> N
         raise Rejected(f"layer {name!r} came back with other steps than it was sent with")
 
 
+def _check_change(name: str, change: QuantizedLayer, sent: QuantizedLayer) -> None:
+    if change.bits != sent.bits:
+        raise Rejected(f"the change of layer {name!r} has {change.bits} bits; it was dealt {sent.bits}")
+    step = change.step
+    if step.shape != sent.step.shape:
+        raise Rejected(f"the change of layer {name!r} has {step.size} steps; it was sent {sent.step.size}")
+    if not ((step == np.rint(step)) & (step >= 1) & (step <= MAX_CHANGE_STEP)).all():
+        raise Rejected(
+            f"the change of layer {name!r} has a step that is no whole number in 1..{MAX_CHANGE_STEP}"
+        )
+
+
 def _check_norm(returned: Layers, expected: Expected) -> None:
     """`|W_n - G_n| <= max_norm * |G_n|` over all layers, one at a time to spare memory."""
     moved = size = 0.0
     for name, sent in expected.layers.items():
         weights = sent.weights()
         size += _power(weights)
-        moved += _power(returned[name].weights() - weights)
+        if expected.update == "carried":
+            moved += _power(change_in_weights(returned[name], sent))
+        else:
+            moved += _power(returned[name].weights() - weights)
     if moved > expected.max_norm**2 * size:
         ratio = math.sqrt(moved / size) if size else math.inf
         raise Rejected(

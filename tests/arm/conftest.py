@@ -61,10 +61,10 @@ def on_board(board: Board, site: Path, cpu: str) -> OnBoard:
 def rounds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Few batches each: a residual network by both update rules, and one with depthwise layers and ReLU6."""
     paper = TrainingPlan(epochs=1, batch_size=48, pad=1, flip=True)
-    rounded = TrainingPlan(epochs=1, batch_size=48, update="rounded", momentum_bits=8)
+    carried = TrainingPlan(epochs=1, batch_size=48, update="carried", momentum_bits=8)
     folder = tmp_path_factory.mktemp("rounds")
-    files = {name: folder / f"{name}.npz" for name in ("paper", "rounded", "depthwise")}
+    files = {name: folder / f"{name}.npz" for name in ("paper", "carried", "depthwise")}
     round_files.make(files["paper"], "digits_cnn", (1, 8, 8), 100, paper)
-    round_files.make(files["rounded"], "digits_cnn", (1, 8, 8), 100, rounded)
-    round_files.make(files["depthwise"], "mobilenet_v2", (3, 32, 32), 4, rounded)
+    round_files.make(files["carried"], "digits_cnn", (1, 8, 8), 100, carried)
+    round_files.make(files["depthwise"], "mobilenet_v2", (3, 32, 32), 4, carried)
     return files

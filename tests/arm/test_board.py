@@ -18,7 +18,7 @@ from tools.rounds import HEAVY, Arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 ISAS = {"cortex-a72": ["neon", "scalar"], "cortex-a76": ["neon_dot", "neon", "scalar"]}
-ROUNDS = ("paper", "rounded", "depthwise")
+ROUNDS = ("paper", "carried", "depthwise")
 
 OnBoard = Callable[..., str]
 

@@ -14,7 +14,7 @@ SETTINGS = Settings("digits_cnn", 4, 12, 64, 0.2, 0.1, 4, 1)
 
 
 def test_the_last_quarter_of_the_epochs_has_a_tenth_of_the_rates() -> None:
-    first, last = SETTINGS.phases("rounded")
+    first, last = SETTINGS.phases("carried")
     assert (first.epochs, last.epochs) == (9, 3)
     assert last.learning_rate == pytest.approx(first.learning_rate / 10)
     assert last.code_learning_rate == pytest.approx(first.code_learning_rate / 10)
@@ -31,7 +31,7 @@ def test_a_summary_is_over_the_seeds() -> None:
 
 def test_json_holds_every_run() -> None:
     options = "--data digits --model digits_cnn --images 300 --epochs 8 --pad 0 --seeds 2 --json"
-    options += " --updates rounded --engines native"
+    options += " --updates carried --engines native"
     command = [sys.executable, "-m", "bench.accuracy", *options.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

@@ -1,6 +1,6 @@
 """The update of codes equals, to the bit, the NumPy one of the edge client, which states the formulas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from tests.kernels import training_calls as training
 
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 Codes = NDArray[np.uint8]
+Fractions = NDArray[np.int8]
 Floats = NDArray[np.float32]
 CLIENT, ROUND, LAYER, DECAY = 3, 4, 5, 5e-4
 
@@ -47,9 +48,9 @@ rules = st.builds(
 
 
 def by_numpy(
-    rule: Rule, codes: Codes, gradient: Floats, step: Floats, rate: Floats, pull: Floats | None, at: int,
-    momentum: Momentum,
-) -> Codes:  # fmt: skip
+    rule: Rule, codes: Codes, fractions: Fractions, gradient: Floats, step: Floats, rate: Floats,
+    pull: Floats | None, at: int, momentum: Momentum,
+) -> tuple[Codes, Fractions]:  # fmt: skip
     draws = Draws(rule.seed, CLIENT, ROUND)
     row = codes.size // step.size
     weights = grid.dequantize(codes.reshape(step.size, row), step, rule.bits).reshape(-1)
@@ -59,26 +60,24 @@ def by_numpy(
     if rule.paper:
         codes = update.paper_update(codes, direction, rates, rule.bits, uniforms)
         if pull is None:
-            return codes
+            return codes, fractions
         uniforms = draws.uniform(codes.size, Purpose.LASSO, layer=LAYER, step=at)
-        return update.lasso_update(codes, pull, rule.bits, uniforms)
+        return update.lasso_update(codes, pull, rule.bits, uniforms), fractions
     with np.errstate(over="ignore"):
         move = direction * rates
-    if pull is not None:
-        move = move + update.lasso_move(codes, pull, rule.bits)
-    return update.rounded_update(codes, move, rule.bits, uniforms)
+    return update.carried_update(codes, fractions, move, rule.bits, uniforms)
 
 
 def by_kernel(
-    rule: Rule, codes: Codes, gradient: Floats, step: Floats, rate: Floats, pull: Floats | None, at: int,
-    buffer: MomentumBuffer,
+    rule: Rule, codes: Codes, fractions: Fractions, gradient: Floats, step: Floats, rate: Floats,
+    pull: Floats | None, at: int, buffer: MomentumBuffer,
 ) -> bool:  # fmt: skip
     counter = Counter(rule.seed, CLIENT, ROUND, LAYER, at)
     return training.update_codes(
         codes,
         gradient,
         bits=rule.bits,
-        paper=rule.paper,
+        fractions=None if rule.paper else fractions,
         step=step,
         rate=rate,
         weight_decay=DECAY,
@@ -104,13 +103,17 @@ def test_three_updates_equal_numpy(isa: str, rule: Rule, shape: tuple[int, int],
     pull = update.lasso_pull(codes, rule.bits, rule.lasso) if rule.lasso else None
     momentum = make_momentum(codes.size, rule.momentum, rule.momentum_bits)
     buffer = MomentumBuffer.zeros(codes.size, rule.momentum_bits)
-    expected = codes.copy()
+    fractions = rng.integers(-128, 128, codes.size).astype(np.int8)
+    expected, expected_fractions = codes.copy(), fractions.copy()
     for at in range(3):
         gradient = (rng.normal(size=codes.size) * size).astype(np.float32)
         gradient[::5] = 0
-        expected = by_numpy(rule, expected, gradient, step, rate, pull, at, momentum)
-        assert by_kernel(rule, codes, gradient, step, rate, pull, at, buffer)
+        expected, expected_fractions = by_numpy(
+            rule, expected, expected_fractions, gradient, step, rate, pull, at, momentum
+        )
+        assert by_kernel(rule, codes, fractions, gradient, step, rate, pull, at, buffer)
         np.testing.assert_array_equal(codes, expected)
+        np.testing.assert_array_equal(fractions, expected_fractions)
 
 
 @per_isa
@@ -127,23 +130,30 @@ def test_the_papers_exponent_rounds_as_numpy_does(
     weightless = np.full(1, 2.0**-30, np.float32)  # keeps the decay out of the last bits
     one = np.ones(1, np.float32)
     momentum = make_momentum(200, 0.0, 0)
-    expected = by_numpy(rule, codes, direction, weightless, one, None, 0, momentum)
+    still = np.zeros(200, np.int8)
+    expected, _ = by_numpy(rule, codes, still, direction, weightless, one, None, 0, momentum)
     buffer = MomentumBuffer.zeros(200, 0)
-    assert by_kernel(rule, codes, direction, weightless, one, None, 0, buffer)
+    assert by_kernel(rule, codes, still, direction, weightless, one, None, 0, buffer)
     np.testing.assert_array_equal(codes, expected)
 
 
 def one_weight(rule: Rule, gradient: float, rate: float) -> tuple[int, int]:
-    """What the kernel and NumPy make of 200 equal gradients, as sums of codes."""
-    codes = np.full(200, 2 ** (rule.bits - 1), np.uint8)
+    """What the kernel and NumPy make of 200 equal gradients, as sums of codes and fractions."""
+    codes, fractions = np.full(200, 2 ** (rule.bits - 1), np.uint8), np.zeros(200, np.int8)
     gradients = np.full(200, gradient, np.float32)
     step, rates = np.full(1, 0.1, np.float32), np.full(1, rate, np.float32)
     momentum = make_momentum(200, rule.momentum, rule.momentum_bits)
     with np.errstate(over="ignore"):
-        expected = by_numpy(rule, codes, gradients, step, rates, None, 0, momentum)
+        expected, expected_fractions = by_numpy(
+            rule, codes, fractions, gradients, step, rates, None, 0, momentum
+        )
     buffer = MomentumBuffer.zeros(200, rule.momentum_bits)
-    assert by_kernel(rule, codes, gradients, step, rates, None, 0, buffer)
-    return int(codes.sum()), int(expected.sum())
+    assert by_kernel(rule, codes, fractions, gradients, step, rates, None, 0, buffer)
+    return place(codes, fractions), place(expected, expected_fractions)
+
+
+def place(codes: Codes, fractions: Fractions) -> int:
+    return int(256 * codes.astype(np.int64).sum() + fractions.astype(np.int64).sum())
 
 
 @pytest.mark.parametrize("paper", [True, False])
@@ -166,8 +176,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(isa: str, bad: float, pap
     ones = np.ones(1, np.float32)
     rule = Rule(4, paper, 0.9, 32, 0.0, 1)
     buffer = MomentumBuffer.zeros(2000, 32)
-    assert not by_kernel(rule, codes, gradient, ones, ones, None, 0, buffer)
+    fractions = np.full(2000, 3, np.int8)
+    assert not by_kernel(rule, codes, fractions, gradient, ones, ones, None, 0, buffer)
     assert (codes == 7).all()
+    assert (fractions == 3).all()
     assert not buffer.codes.any()
 
 
@@ -176,16 +188,19 @@ def test_a_momentum_that_overflows_is_told(isa: str, momentum_bits: int) -> None
     codes, gradient, ones = np.full(200, 7, np.uint8), np.full(200, 3e38, np.float32), np.ones(1, np.float32)
     rule = Rule(4, False, 0.9, momentum_bits, 0.0, 1)
     buffer = MomentumBuffer.zeros(200, momentum_bits)
-    assert by_kernel(rule, codes, gradient, ones, ones, None, 0, buffer)
-    assert not by_kernel(rule, codes, gradient, ones, ones, None, 1, buffer)
+    fractions = np.zeros(200, np.int8)
+    assert by_kernel(rule, codes, fractions, gradient, ones, ones, None, 0, buffer)
+    assert not by_kernel(rule, codes, fractions, gradient, ones, ones, None, 1, buffer)
 
 
 def test_tables_and_steps_of_the_wrong_length_are_refused() -> None:
     codes, gradient, ones = np.full(6, 7, np.uint8), np.ones(6, np.float32), np.ones(1, np.float32)
     rule = Rule(4, True, 0.0, 0, 0.0, 1)
-    buffer = MomentumBuffer.zeros(6, 0)
+    buffer, still = MomentumBuffer.zeros(6, 0), np.zeros(6, np.int8)
     with pytest.raises(ValueError, match="the Lasso's table has 7 entries; 4 bits need 8"):
-        by_kernel(rule, codes, gradient, ones, ones, np.zeros(7, np.float32), 0, buffer)
+        by_kernel(rule, codes, still, gradient, ones, ones, np.zeros(7, np.float32), 0, buffer)
     four = np.ones(4, np.float32)
     with pytest.raises(ValueError, match="4 steps do not divide 6 weights"):
-        by_kernel(rule, codes, gradient, four, four, None, 0, buffer)
+        by_kernel(rule, codes, still, gradient, four, four, None, 0, buffer)
+    with pytest.raises(ValueError, match="a buffer of 5 int8 where 6 contiguous int8 are due"):
+        by_kernel(replace(rule, paper=False), codes, still[:5], gradient, ones, ones, None, 0, buffer)

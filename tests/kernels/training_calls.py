@@ -206,7 +206,7 @@ def update_codes(
     gradient: Floats,
     *,
     bits: int,
-    paper: bool,
+    fractions: NDArray[np.int8] | None,
     step: Floats,
     rate: Floats,
     weight_decay: float,
@@ -219,7 +219,7 @@ def update_codes(
     update = CodeUpdate.of(
         codes.size,
         bits=bits,
-        paper=paper,
+        fractions=fractions,
         step=step,
         rate=rate,
         weight_decay=weight_decay,

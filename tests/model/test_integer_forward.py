@@ -897,7 +897,7 @@ def test_a_trained_network_predicts_what_its_float_model_does() -> None:
     from fedmpq.edge_client.torch_engine import full_precision_logits
     from fedmpq.lab.experiment import Experiment
     from fedmpq.lab.simulation import prepare
-    from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers, unpack_layers
+    from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers
     from tests.edge_client.torch_products import integer_products
 
     prepared = prepare(Experiment(data="digits", model="digits_cnn"))
@@ -906,10 +906,11 @@ def test_a_trained_network_predicts_what_its_float_model_does() -> None:
         name: QuantizedLayer.from_weights(weights, 8, "least_error", False)
         for name, weights in start.weights.items()
     }
-    plan = TrainingPlan(epochs=8, update="rounded", code_learning_rate=0.1, lasso=0.0, prune_density=None)
+    plan = TrainingPlan(epochs=8, update="carried", code_learning_rate=0.1)
     assignment = Assignment(0, 1, 0, pack_layers(first), start.side, plan)
-    update = run_local_round(make_engine("torch"), graph, assignment, prepared.train)
-    layers = unpack_layers(graph, update.layers)
+    engine = make_engine("torch")
+    update = run_local_round(engine, graph, assignment, prepared.train)
+    layers = engine.layers()
     assert all((layers[name].codes != first[name].codes).any() for name in layers)
 
     images, labels = prepared.test.images, prepared.test.labels

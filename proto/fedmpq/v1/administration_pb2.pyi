@@ -27,7 +27,7 @@ class ServerStatus(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "name", "state", "reason", "round", "rounds", "selected", "updates", "bytes_up", "bytes_down", "metrics", "created", "ended")
+    __slots__ = ("run_id", "name", "state", "reason", "round", "rounds", "selected", "updates", "bytes_up", "bytes_down", "metrics", "created", "ended", "phase")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class RunStatus(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     state: str
@@ -54,10 +55,11 @@ class RunStatus(_message.Message):
     metrics: RoundMetrics
     created: _timestamp_pb2.Timestamp
     ended: _timestamp_pb2.Timestamp
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., selected: _Optional[int] = ..., updates: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    phase: str
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., selected: _Optional[int] = ..., updates: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class RoundMetrics(_message.Message):
-    __slots__ = ("round", "deployed_accuracy", "mean_deployed_accuracy", "measured_by", "loss", "seconds", "updates", "rejected", "cut", "bytes_up", "bytes_down", "bit_widths")
+    __slots__ = ("round", "deployed_accuracy", "mean_deployed_accuracy", "measured_by", "loss", "seconds", "updates", "rejected", "cut", "bytes_up", "bytes_down", "bit_widths", "calibrated_by", "calibrated_on")
     class DeployedAccuracyEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +79,8 @@ class RoundMetrics(_message.Message):
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     BIT_WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_BY_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_ON_FIELD_NUMBER: _ClassVar[int]
     round: int
     deployed_accuracy: _containers.ScalarMap[str, float]
     mean_deployed_accuracy: float
@@ -89,7 +93,9 @@ class RoundMetrics(_message.Message):
     bytes_up: int
     bytes_down: int
     bit_widths: bytes
-    def __init__(self, round: _Optional[int] = ..., deployed_accuracy: _Optional[_Mapping[str, float]] = ..., mean_deployed_accuracy: _Optional[float] = ..., measured_by: _Optional[str] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., updates: _Optional[int] = ..., rejected: _Optional[int] = ..., cut: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bit_widths: _Optional[bytes] = ...) -> None: ...
+    calibrated_by: int
+    calibrated_on: str
+    def __init__(self, round: _Optional[int] = ..., deployed_accuracy: _Optional[_Mapping[str, float]] = ..., mean_deployed_accuracy: _Optional[float] = ..., measured_by: _Optional[str] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., updates: _Optional[int] = ..., rejected: _Optional[int] = ..., cut: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bit_widths: _Optional[bytes] = ..., calibrated_by: _Optional[int] = ..., calibrated_on: _Optional[str] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
     __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy")

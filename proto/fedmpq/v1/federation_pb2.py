@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64mpq/v1/federation.proto\x12\tfedmpq.v1\"M\n\rEnrollRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x62udget\x18\x03 \x01(\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\"3\n\x0e\x45nrollResponse\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\"Q\n\rListenRequest\x12\x0e\n\x06\x62udget\x18\x01 \x01(\x01\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\"\xe3\x01\n\x05\x45vent\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.fedmpq.v1.WelcomeH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.fedmpq.v1.RunDescriptionH\x00\x12+\n\nassignment\x18\x03 \x01(\x0b\x32\x15.fedmpq.v1.AssignmentH\x00\x12)\n\tcancelled\x18\x04 \x01(\x0b\x32\x14.fedmpq.v1.CancelledH\x00\x12(\n\trun_ended\x18\x05 \x01(\x0b\x32\x13.fedmpq.v1.RunEndedH\x00\x42\x07\n\x05\x65vent\"6\n\x07Welcome\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\"z\n\x0eRunDescription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08graph_id\x18\x03 \x01(\x0c\x12\x13\n\x0bgraph_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x63lass_names\x18\x05 \x03(\t\x12\x0e\n\x06rounds\x18\x06 \x01(\r\"\xd4\x01\n\nAssignment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12%\n\x04plan\x18\x07 \x01(\x0b\x32\x17.fedmpq.v1.TrainingPlan\x12\x14\n\x0cseconds_left\x18\x08 \x01(\x01\x12\x10\n\x08\x65valuate\x18\t \x01(\x08\x12\x12\n\nbit_widths\x18\n \x01(\x0c\"\x9f\x02\n\x0cTrainingPlan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\x12\x10\n\x08momentum\x18\x04 \x01(\x01\x12\x15\n\rmomentum_bits\x18\x05 \x01(\r\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x0e\n\x06update\x18\x07 \x01(\t\x12\x1a\n\x12\x63ode_learning_rate\x18\x08 \x01(\x01\x12\r\n\x05lasso\x18\t \x01(\x01\x12\x1a\n\rprune_density\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x0b\n\x03pad\x18\x0b \x01(\r\x12\x0c\n\x04\x66lip\x18\x0c \x01(\x08\x12\x11\n\tside_bits\x18\r \x01(\rB\x10\n\x0e_prune_density\":\n\tCancelled\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\")\n\x08RunEnded\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\"2\n\x0f\x44ownloadRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"B\n\x10GetUploadRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"C\n\x0cUploadStatus\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12#\n\x07receipt\x18\x02 \x01(\x0b\x32\x12.fedmpq.v1.Receipt\"R\n\rUploadRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.fedmpq.v1.UploadHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"e\n\x0cUploadHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"M\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x12\n\nreceipt_id\x18\x04 \x01(\t\"!\n\x0fGetModelRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\"U\n\nModelOffer\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tfile_name\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61rd\x18\x04 \x01(\t2\xfb\x02\n\nFederation\x12=\n\x06\x45nroll\x12\x18.fedmpq.v1.EnrollRequest\x1a\x19.fedmpq.v1.EnrollResponse\x12\x36\n\x06Listen\x12\x18.fedmpq.v1.ListenRequest\x1a\x10.fedmpq.v1.Event0\x01\x12:\n\x08\x44ownload\x12\x1a.fedmpq.v1.DownloadRequest\x1a\x10.fedmpq.v1.Chunk0\x01\x12\x41\n\tGetUpload\x12\x1b.fedmpq.v1.GetUploadRequest\x1a\x17.fedmpq.v1.UploadStatus\x12\x38\n\x06Upload\x12\x18.fedmpq.v1.UploadRequest\x1a\x12.fedmpq.v1.Receipt(\x01\x12=\n\x08GetModel\x12\x1a.fedmpq.v1.GetModelRequest\x1a\x15.fedmpq.v1.ModelOfferb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64mpq/v1/federation.proto\x12\tfedmpq.v1\"M\n\rEnrollRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x62udget\x18\x03 \x01(\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\"3\n\x0e\x45nrollResponse\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\"Q\n\rListenRequest\x12\x0e\n\x06\x62udget\x18\x01 \x01(\x01\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\"\xe3\x01\n\x05\x45vent\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.fedmpq.v1.WelcomeH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.fedmpq.v1.RunDescriptionH\x00\x12+\n\nassignment\x18\x03 \x01(\x0b\x32\x15.fedmpq.v1.AssignmentH\x00\x12)\n\tcancelled\x18\x04 \x01(\x0b\x32\x14.fedmpq.v1.CancelledH\x00\x12(\n\trun_ended\x18\x05 \x01(\x0b\x32\x13.fedmpq.v1.RunEndedH\x00\x42\x07\n\x05\x65vent\"6\n\x07Welcome\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\"z\n\x0eRunDescription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08graph_id\x18\x03 \x01(\x0c\x12\x13\n\x0bgraph_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x63lass_names\x18\x05 \x03(\t\x12\x0e\n\x06rounds\x18\x06 \x01(\r\"\xf5\x01\n\nAssignment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12%\n\x04plan\x18\x07 \x01(\x0b\x32\x17.fedmpq.v1.TrainingPlan\x12\x14\n\x0cseconds_left\x18\x08 \x01(\x01\x12\x10\n\x08\x65valuate\x18\t \x01(\x08\x12\x12\n\nbit_widths\x18\n \x01(\x0c\x12\x1f\n\x05phase\x18\x0b \x01(\x0e\x32\x10.fedmpq.v1.Phase\"\x9f\x02\n\x0cTrainingPlan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\x12\x10\n\x08momentum\x18\x04 \x01(\x01\x12\x15\n\rmomentum_bits\x18\x05 \x01(\r\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x0e\n\x06update\x18\x07 \x01(\t\x12\x1a\n\x12\x63ode_learning_rate\x18\x08 \x01(\x01\x12\r\n\x05lasso\x18\t \x01(\x01\x12\x1a\n\rprune_density\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x0b\n\x03pad\x18\x0b \x01(\r\x12\x0c\n\x04\x66lip\x18\x0c \x01(\x08\x12\x11\n\tside_bits\x18\r \x01(\rB\x10\n\x0e_prune_density\"[\n\tCancelled\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1f\n\x05phase\x18\x04 \x01(\x0e\x32\x10.fedmpq.v1.Phase\")\n\x08RunEnded\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\"2\n\x0f\x44ownloadRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"c\n\x10GetUploadRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x1f\n\x05phase\x18\x04 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"C\n\x0cUploadStatus\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12#\n\x07receipt\x18\x02 \x01(\x0b\x32\x12.fedmpq.v1.Receipt\"R\n\rUploadRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.fedmpq.v1.UploadHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x86\x01\n\x0cUploadHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x1f\n\x05phase\x18\x06 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"n\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x12\n\nreceipt_id\x18\x04 \x01(\t\x12\x1f\n\x05phase\x18\x05 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"!\n\x0fGetModelRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\"U\n\nModelOffer\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tfile_name\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61rd\x18\x04 \x01(\t*&\n\x05Phase\x12\x0c\n\x08TRAINING\x10\x00\x12\x0f\n\x0b\x43\x41LIBRATION\x10\x01\x32\xfb\x02\n\nFederation\x12=\n\x06\x45nroll\x12\x18.fedmpq.v1.EnrollRequest\x1a\x19.fedmpq.v1.EnrollResponse\x12\x36\n\x06Listen\x12\x18.fedmpq.v1.ListenRequest\x1a\x10.fedmpq.v1.Event0\x01\x12:\n\x08\x44ownload\x12\x1a.fedmpq.v1.DownloadRequest\x1a\x10.fedmpq.v1.Chunk0\x01\x12\x41\n\tGetUpload\x12\x1b.fedmpq.v1.GetUploadRequest\x1a\x17.fedmpq.v1.UploadStatus\x12\x38\n\x06Upload\x12\x18.fedmpq.v1.UploadRequest\x1a\x12.fedmpq.v1.Receipt(\x01\x12=\n\x08GetModel\x12\x1a.fedmpq.v1.GetModelRequest\x1a\x15.fedmpq.v1.ModelOfferb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedmpq.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PHASE']._serialized_start=2040
+  _globals['_PHASE']._serialized_end=2078
   _globals['_ENROLLREQUEST']._serialized_start=41
   _globals['_ENROLLREQUEST']._serialized_end=118
   _globals['_ENROLLRESPONSE']._serialized_start=120
@@ -44,31 +46,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNDESCRIPTION']._serialized_start=542
   _globals['_RUNDESCRIPTION']._serialized_end=664
   _globals['_ASSIGNMENT']._serialized_start=667
-  _globals['_ASSIGNMENT']._serialized_end=879
-  _globals['_TRAININGPLAN']._serialized_start=882
-  _globals['_TRAININGPLAN']._serialized_end=1169
-  _globals['_CANCELLED']._serialized_start=1171
-  _globals['_CANCELLED']._serialized_end=1229
-  _globals['_RUNENDED']._serialized_start=1231
-  _globals['_RUNENDED']._serialized_end=1272
-  _globals['_DOWNLOADREQUEST']._serialized_start=1274
-  _globals['_DOWNLOADREQUEST']._serialized_end=1324
-  _globals['_CHUNK']._serialized_start=1326
-  _globals['_CHUNK']._serialized_end=1347
-  _globals['_GETUPLOADREQUEST']._serialized_start=1349
-  _globals['_GETUPLOADREQUEST']._serialized_end=1415
-  _globals['_UPLOADSTATUS']._serialized_start=1417
-  _globals['_UPLOADSTATUS']._serialized_end=1484
-  _globals['_UPLOADREQUEST']._serialized_start=1486
-  _globals['_UPLOADREQUEST']._serialized_end=1568
-  _globals['_UPLOADHEADER']._serialized_start=1570
-  _globals['_UPLOADHEADER']._serialized_end=1671
-  _globals['_RECEIPT']._serialized_start=1673
-  _globals['_RECEIPT']._serialized_end=1750
-  _globals['_GETMODELREQUEST']._serialized_start=1752
-  _globals['_GETMODELREQUEST']._serialized_end=1785
-  _globals['_MODELOFFER']._serialized_start=1787
-  _globals['_MODELOFFER']._serialized_end=1872
-  _globals['_FEDERATION']._serialized_start=1875
-  _globals['_FEDERATION']._serialized_end=2254
+  _globals['_ASSIGNMENT']._serialized_end=912
+  _globals['_TRAININGPLAN']._serialized_start=915
+  _globals['_TRAININGPLAN']._serialized_end=1202
+  _globals['_CANCELLED']._serialized_start=1204
+  _globals['_CANCELLED']._serialized_end=1295
+  _globals['_RUNENDED']._serialized_start=1297
+  _globals['_RUNENDED']._serialized_end=1338
+  _globals['_DOWNLOADREQUEST']._serialized_start=1340
+  _globals['_DOWNLOADREQUEST']._serialized_end=1390
+  _globals['_CHUNK']._serialized_start=1392
+  _globals['_CHUNK']._serialized_end=1413
+  _globals['_GETUPLOADREQUEST']._serialized_start=1415
+  _globals['_GETUPLOADREQUEST']._serialized_end=1514
+  _globals['_UPLOADSTATUS']._serialized_start=1516
+  _globals['_UPLOADSTATUS']._serialized_end=1583
+  _globals['_UPLOADREQUEST']._serialized_start=1585
+  _globals['_UPLOADREQUEST']._serialized_end=1667
+  _globals['_UPLOADHEADER']._serialized_start=1670
+  _globals['_UPLOADHEADER']._serialized_end=1804
+  _globals['_RECEIPT']._serialized_start=1806
+  _globals['_RECEIPT']._serialized_end=1916
+  _globals['_GETMODELREQUEST']._serialized_start=1918
+  _globals['_GETMODELREQUEST']._serialized_end=1951
+  _globals['_MODELOFFER']._serialized_start=1953
+  _globals['_MODELOFFER']._serialized_end=2038
+  _globals['_FEDERATION']._serialized_start=2081
+  _globals['_FEDERATION']._serialized_end=2460
 # @@protoc_insertion_point(module_scope)

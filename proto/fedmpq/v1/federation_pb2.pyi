@@ -1,11 +1,19 @@
 # mypy: disable-error-code=type-arg
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRAINING: _ClassVar[Phase]
+    CALIBRATION: _ClassVar[Phase]
+TRAINING: Phase
+CALIBRATION: Phase
 
 class EnrollRequest(_message.Message):
     __slots__ = ("token", "name", "budget", "version")
@@ -78,7 +86,7 @@ class RunDescription(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., graph_id: _Optional[bytes] = ..., graph_bytes: _Optional[int] = ..., class_names: _Optional[_Iterable[str]] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("run_id", "round", "client", "seed", "payload", "payload_bytes", "plan", "seconds_left", "evaluate", "bit_widths")
+    __slots__ = ("run_id", "round", "client", "seed", "payload", "payload_bytes", "plan", "seconds_left", "evaluate", "bit_widths", "phase")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +97,7 @@ class Assignment(_message.Message):
     SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     BIT_WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: int
     client: int
@@ -99,7 +108,8 @@ class Assignment(_message.Message):
     seconds_left: float
     evaluate: bool
     bit_widths: bytes
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., seed: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ..., seconds_left: _Optional[float] = ..., evaluate: bool = ..., bit_widths: _Optional[bytes] = ...) -> None: ...
+    phase: Phase
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., seed: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ..., seconds_left: _Optional[float] = ..., evaluate: bool = ..., bit_widths: _Optional[bytes] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class TrainingPlan(_message.Message):
     __slots__ = ("epochs", "batch_size", "learning_rate", "momentum", "momentum_bits", "weight_decay", "update", "code_learning_rate", "lasso", "prune_density", "pad", "flip", "side_bits")
@@ -132,14 +142,16 @@ class TrainingPlan(_message.Message):
     def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., momentum_bits: _Optional[int] = ..., weight_decay: _Optional[float] = ..., update: _Optional[str] = ..., code_learning_rate: _Optional[float] = ..., lasso: _Optional[float] = ..., prune_density: _Optional[float] = ..., pad: _Optional[int] = ..., flip: bool = ..., side_bits: _Optional[int] = ...) -> None: ...
 
 class Cancelled(_message.Message):
-    __slots__ = ("run_id", "round", "reason")
+    __slots__ = ("run_id", "round", "reason", "phase")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: int
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    phase: Phase
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., reason: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class RunEnded(_message.Message):
     __slots__ = ("run_id", "state")
@@ -164,14 +176,16 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class GetUploadRequest(_message.Message):
-    __slots__ = ("run_id", "round", "payload")
+    __slots__ = ("run_id", "round", "payload", "phase")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: int
     payload: bytes
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    phase: Phase
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class UploadStatus(_message.Message):
     __slots__ = ("offset", "receipt")
@@ -190,30 +204,34 @@ class UploadRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("run_id", "round", "payload", "payload_bytes", "offset")
+    __slots__ = ("run_id", "round", "payload", "payload_bytes", "offset", "phase")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: int
     payload: bytes
     payload_bytes: int
     offset: int
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    phase: Phase
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("run_id", "round", "payload", "receipt_id")
+    __slots__ = ("run_id", "round", "payload", "receipt_id", "phase")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: int
     payload: bytes
     receipt_id: str
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ..., receipt_id: _Optional[str] = ...) -> None: ...
+    phase: Phase
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ..., receipt_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("format",)
