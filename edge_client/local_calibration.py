@@ -10,18 +10,11 @@ from numpy.typing import NDArray
 
 from fedmpq.edge_client.engine import WorkStopped
 from fedmpq.edge_client.local_round import check_data
-from fedmpq.model.calibration import measure
+from fedmpq.model.calibration import calibration_batches, measure
 from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import (
-    CALIBRATION_SAMPLES,
-    MIN_SAMPLES,
-    Assignment,
-    Calibration,
-    rounded_side,
-    unpack_layers,
-)
+from fedmpq.model.exchange import Assignment, Calibration, rounded_side, unpack_layers
 from fedmpq.model.graph import Graph
-from fedmpq.model.randomness import Draws, Purpose
+from fedmpq.model.randomness import Draws
 
 
 def run_calibration(
@@ -31,23 +24,14 @@ def run_calibration(
     threads: int = 1,
     stop: threading.Event | None = None,
 ) -> Calibration:
-    """Measure the statistics of `assignment`; ends with WorkStopped between two batches once `stop` is set."""
+    """Measure the statistics of `assignment`; WorkStopped between two batches once `stop` is set."""
     check_data(graph, data, assignment.client)
     draws = Draws(assignment.seed, assignment.client, assignment.round)
-    batches = _until(stop, calibration_batches(draws, assignment.plan.batch_size, data))
+    batches = _until(stop, calibration_batches(draws, assignment.plan.batch_size, data.images))
     layers = unpack_layers(graph, assignment.layers)
     statistics = measure(graph, layers, assignment.side, batches, threads)
     sent = rounded_side(statistics, assignment.plan.side_bits)
     return Calibration(assignment.round, assignment.client, len(data), sent)
-
-
-def calibration_batches(draws: Draws, batch_size: int, data: Dataset) -> Iterator[NDArray[np.uint8]]:
-    """Images drawn from all of the client's, which may lie sorted by class; a single last one is left out."""
-    order = np.argsort(draws.uniform(len(data), Purpose.CALIBRATE), kind="stable")[:CALIBRATION_SAMPLES]
-    for start in range(0, len(order), batch_size):
-        chosen = np.sort(order[start : start + batch_size])
-        if len(chosen) >= MIN_SAMPLES:
-            yield data.images[chosen]
 
 
 def _until(stop: threading.Event | None, batches: Iterator[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:

@@ -1,6 +1,6 @@
-"""The update that is waiting to be delivered; it survives a crash, so that no round is trained twice.
+"""The update or calibration that waits to be delivered; it survives a crash, so no work is done twice.
 
-FOLDER/<SHA-256 of the update>.update    the UpdatePayload
+FOLDER/<SHA-256 of the update>.update    the UpdatePayload or CalibrationPayload
 FOLDER/pending.json                      which round it answers; written last, removed first
 """
 
@@ -10,9 +10,10 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from fedmpq.model.durable_files import file_digest, private_folder, remove_durably, write_durably
+from fedmpq.model.exchange import Phase
 
 _SUFFIX = ".update"
 
@@ -22,8 +23,9 @@ class RoundKey(NamedTuple):
 
     run_id: str
     round: int
+    phase: Phase
     payload: bytes
-    """SHA-256 of the model that was to be trained."""
+    """SHA-256 of the model that was to be trained or measured."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Mailbox:
         record = {
             "run_id": key.run_id,
             "round": key.round,
+            "phase": key.phase,
             "model": key.payload.hex(),
             "update": payload.hex(),
             "bytes": len(update),
@@ -77,7 +80,9 @@ class Mailbox:
     def _read_index(self) -> Pending | None:
         try:
             record = json.loads(self._index.read_text(encoding="utf-8"))
-            key = RoundKey(str(record["run_id"]), int(record["round"]), bytes.fromhex(record["model"]))
+            if (phase := record["phase"]) not in get_args(Phase):
+                return None
+            key = RoundKey(str(record["run_id"]), int(record["round"]), phase, bytes.fromhex(record["model"]))
             payload = bytes.fromhex(record["update"])
             size = int(record["bytes"])
         except (FileNotFoundError, ValueError, LookupError, TypeError):

@@ -15,11 +15,12 @@ from typing import TypeVar
 
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.engine import Batch, Engine, EpochResult, WorkStopped
+from fedmpq.edge_client.local_calibration import run_calibration
 from fedmpq.edge_client.local_round import run_local_round
 from fedmpq.model.change import Fractions
 from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import Assignment, Evaluation, TrainingPlan, unpack_layers
-from fedmpq.model.exchange_wire import encode_update
+from fedmpq.model.exchange_wire import encode_calibration, encode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
@@ -93,6 +94,13 @@ def make_update(
     """Trains and encodes; the same assignment and data give the same bytes."""
     update = run_local_round(StoppableEngine(engine, stop), graph, assignment, data.train, heard)
     return encode_update(graph, run_id, replace(update, evaluation=evaluation))
+
+
+def make_calibration(
+    graph: Graph, run_id: str, assignment: Assignment, data: BoardData, threads: int, stop: threading.Event
+) -> bytes:
+    """Measures and encodes; the same assignment and data give the same bytes."""
+    return encode_calibration(graph, run_id, run_calibration(graph, assignment, data.train, threads, stop))
 
 
 async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:

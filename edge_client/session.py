@@ -1,4 +1,4 @@
-"""What a board does with the server's events: for every assignment download, train, upload.
+"""What a board does with the server's events: for every assignment download, train or measure, upload.
 
 The round at hand is a task of its own. It goes on while the connection is away and waits for it only where it
 needs it; a new assignment, a cancellation or the end of the run takes its place. What a crash leaves in the
@@ -27,7 +27,7 @@ from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.connection import Connection, enrol, said
 from fedmpq.edge_client.engine import Engine, EpochResult, TrainingError
 from fedmpq.edge_client.mailbox import Pending, RoundKey
-from fedmpq.edge_client.round_work import evaluate, in_thread, make_update
+from fedmpq.edge_client.round_work import evaluate, in_thread, make_calibration, make_update
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import (
     DEFAULT_CHUNK,
@@ -39,7 +39,14 @@ from fedmpq.edge_client.transfer import (
     received,
 )
 from fedmpq.model.exchange import Assignment, Evaluation, PlanError
-from fedmpq.model.exchange_wire import WireError, decode_model, model_bytes_bound, plan_from_message
+from fedmpq.model.exchange_wire import (
+    WireError,
+    decode_model,
+    model_bytes_bound,
+    phase_from_message,
+    phase_to_message,
+    plan_from_message,
+)
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import ProgramError
 from fedmpq.model.ops import GraphError
@@ -165,14 +172,20 @@ class Session:
             self._runs[run.run_id] = _Run(run, self._board.data.labelled(run.class_names))
 
     async def _assign(self, assignment: pb.Assignment) -> None:
-        key = RoundKey(assignment.run_id, assignment.round, assignment.payload)
+        try:
+            phase = phase_from_message(assignment.phase)
+        except WireError as error:
+            log.error("round %d: cannot be done here: %s", assignment.round, error)
+            return
+        key = RoundKey(assignment.run_id, assignment.round, phase, assignment.payload)
         if key == self._given_up or (self._job is not None and self._job.key == key):
             return
         await self._drop_job()
         self._start(key, self._take_part(key, assignment))
 
     async def _cancel(self, cancelled: pb.Cancelled) -> None:
-        if self._job is not None and self._job.key[:2] == (cancelled.run_id, cancelled.round):
+        address = cancelled.run_id, cancelled.round, cancelled.phase
+        if self._job is not None and _address(self._job.key) == address:
             facts = _facts(self._job.key)
             log.warning(
                 "round %d: goes on without this board: %s", cancelled.round, cancelled.reason, extra=facts
@@ -226,7 +239,7 @@ class Session:
             return
         if key.run_id not in self._runs:
             raise WireError(f"its run {key.run_id!r} was not described")
-        await self._deliver(await self._train(key, assignment), resumed=False)
+        await self._deliver(await self._work(key, assignment), resumed=False)
 
     async def _was_received(self, sent: Pending) -> bool:
         """An assignment repeated while its update was on the way is no reason to train again."""
@@ -234,7 +247,7 @@ class Session:
         status = await self._connection.persist("the question for the receipt", attempt)
         return status.HasField("receipt")
 
-    async def _train(self, key: RoundKey, assignment: pb.Assignment) -> Pending:
+    async def _work(self, key: RoundKey, assignment: pb.Assignment) -> Pending:
         run = self._runs[key.run_id]
         graph = await self._graph(run.description)
         self._check(graph, assignment, run.description)
@@ -243,12 +256,20 @@ class Session:
         path = await self._payload(assignment.payload, assignment.payload_bytes, self._state.downloads)
         order = _order(graph, assignment, path.read_bytes())
         async with self._engine_free:
-            update = await self._compute(key, graph, order, data, assignment.evaluate)
-        pending = self._state.mailbox.put(key, update)
+            if key.phase == "training":
+                answer = await self._train(key, graph, order, data, assignment.evaluate)
+            else:
+                answer = await self._measure(key, graph, order, data)
+        pending = self._state.mailbox.put(key, answer)
         path.unlink(missing_ok=True)
         return pending
 
-    async def _compute(
+    async def _measure(self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData) -> bytes:
+        stop = threading.Event()
+        threads = self._board.threads
+        return await in_thread(partial(make_calibration, graph, key.run_id, order, data, threads, stop), stop)
+
+    async def _train(
         self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData, measure: bool
     ) -> bytes:
         stop, board, evaluation = threading.Event(), self._board, None
@@ -271,9 +292,10 @@ class Session:
         if assignment.payload_bytes > (most := model_bytes_bound(graph)):
             raise WireError(f"its model is {assignment.payload_bytes} bytes long, at most {most} can be")
         average, budget = average_bits(bits, graph.layer_sizes), self._board.budget
+        what = "training" if assignment.phase == pb.TRAINING else "statistics"
         log.info(
-            "round %d of %d: %s at %.2f bits per weight, %d bytes",
-            *(number, run.rounds, graph.name, average, assignment.payload_bytes),
+            "round %d of %d, %s: %s at %.2f bits per weight, %d bytes",
+            *(number, run.rounds, what, graph.name, average, assignment.payload_bytes),
             extra={"run": run.run_id, "round": number, "bits": round(average, 4)},
         )
         if average > budget:
@@ -300,19 +322,22 @@ class Session:
     async def _deliver(self, pending: Pending, resumed: bool) -> None:
         """Uploads until the receipt is there, or the server does not want the update."""
         key, facts = pending.key, _facts(pending.key)
+        what = "update" if key.phase == "training" else "statistics"
         delivery = Delivery(pending, lambda: self._chunk_bytes, self._settings.patience, resumed)
         try:
             receipt = await self._connection.persist("the upload", delivery)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 self._given_up = key
-                log.error("round %d: the server rejected the update: %s", key.round, said(error), extra=facts)
+                log.error(
+                    "round %d: the server rejected its %s: %s", key.round, what, said(error), extra=facts
+                )
             else:
-                log.warning("round %d: the update came too late: %s", key.round, said(error), extra=facts)
+                log.warning("round %d: the %s came too late: %s", key.round, what, said(error), extra=facts)
         else:
             self._sent = pending
             facts |= {"bytes": pending.size, "receipt": receipt.receipt_id}
-            log.info("round %d: update of %d bytes delivered", key.round, pending.size, extra=facts)
+            log.info("round %d: %s of %d bytes delivered", key.round, what, pending.size, extra=facts)
         self._state.mailbox.clear()
 
 
@@ -320,6 +345,11 @@ def _order(graph: Graph, assignment: pb.Assignment, payload: bytes) -> Assignmen
     layers, side = decode_model(graph, payload)
     plan = plan_from_message(assignment.plan)
     return Assignment(assignment.seed, assignment.round, assignment.client, layers, side, plan)
+
+
+def _address(key: RoundKey) -> tuple[str, int, int]:
+    """As a Cancelled event names it."""
+    return key.run_id, key.round, phase_to_message(key.phase)
 
 
 def _facts(key: RoundKey) -> dict[str, Any]:

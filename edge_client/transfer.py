@@ -19,6 +19,7 @@ from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Federation
 from fedmpq.edge_client.mailbox import Pending
 from fedmpq.model.durable_files import HASH_BLOCK, file_digest
+from fedmpq.model.exchange_wire import phase_to_message
 from fedmpq.proto import federation_pb2 as pb
 
 T = TypeVar("T")
@@ -144,7 +145,9 @@ async def received(
 ) -> pb.UploadStatus:
     """How much of the update the server has."""
     key = pending.key
-    request = pb.GetUploadRequest(run_id=key.run_id, round=key.round, payload=pending.payload)
+    request = pb.GetUploadRequest(
+        run_id=key.run_id, round=key.round, payload=pending.payload, phase=phase_to_message(key.phase)
+    )
     return await within(patience.chunk, stub.GetUpload(request, metadata=metadata), "the question")
 
 
@@ -192,6 +195,7 @@ class Delivery:
             payload=self._pending.payload,
             payload_bytes=self._pending.size,
             offset=self._offset,
+            phase=phase_to_message(key.phase),
         )
         await within(seconds, call.write(pb.UploadRequest(header=header)), "the upload")
         await asyncio.wait({answer}, timeout=pause)

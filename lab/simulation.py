@@ -225,8 +225,13 @@ def _round(
     updates.sort(key=lambda update: update.client)
     merged = method.merge(model, updates)
     evaluates = experiment.evaluates(number)
-    measured = Measured() if not (evaluates and experiment.calibrates) else _calibrate(method, merged, pool)
-    merged = measured.model or merged
+    measured = Measured(merged)
+    if evaluates and experiment.calibrates:
+        # Those of the round are at hand; what the run ends with, everybody measures.
+        measured = _calibrate(
+            method, merged, pool, merged.clients if number >= experiment.rounds else selected
+        )
+    merged = measured.model
     samples = {client.client: client.samples for client in model.clients}
     return merged, RoundResult(
         round=number,
@@ -244,14 +249,16 @@ def _round(
 class Measured:
     """A calibration: the model with its statistics, and what it cost."""
 
-    model: GlobalModel | None = None
+    model: GlobalModel
     bytes_up: int = 0
     bytes_down: int = 0
 
 
-def _calibrate(method: Method, model: GlobalModel, pool: WorkerPool) -> Measured:
-    """All clients measure the statistics of what they would run."""
-    assignments = [method.calibration(model, client) for client in model.clients]
+def _calibrate(
+    method: Method, model: GlobalModel, pool: WorkerPool, clients: Sequence[ClientRecord]
+) -> Measured:
+    """These clients measure the statistics of what they would run."""
+    assignments = [method.calibration(model, client) for client in clients]
     found = pool.calibrate(assignments)
     return Measured(
         method.calibrated(model, found),

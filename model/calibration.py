@@ -12,7 +12,7 @@ Sums are integers and what follows them single IEEE operations, so every machine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,15 +24,27 @@ from fedmpq.model.graph import INPUT, BatchNorm, Graph, Node
 from fedmpq.model.integer_program import Accumulate, FoldedProduct, Step, Vector, compile_program
 from fedmpq.model.native_products import native_products, summed_products
 from fedmpq.model.quantized import Layers, Side
+from fedmpq.model.randomness import Draws, Purpose
 
 Images = NDArray[np.uint8]
 STATISTICS = ("running_mean", "running_var")
+CALIBRATION_SAMPLES = 512
+"""Statistics are measured on at most so many images of a set."""
 
 
 def statistics_names(graph: Graph) -> tuple[str, ...]:
-    """The side tensors that calibration replaces: mean and variance of every BatchNorm, in the graph's order."""
+    """The side tensors that calibration replaces: mean and variance of every BatchNorm, in order."""
     norms = [node.name for node in graph.nodes if isinstance(node.op, BatchNorm)]
     return tuple(f"{name}.{part}" for name in norms for part in STATISTICS)
+
+
+def calibration_batches(draws: Draws, batch_size: int, images: Images) -> Iterator[Images]:
+    """Images drawn from all there are, which may lie sorted by class; a single last one is left out."""
+    order = np.argsort(draws.uniform(len(images), Purpose.CALIBRATE), kind="stable")[:CALIBRATION_SAMPLES]
+    for start in range(0, len(order), batch_size):
+        chosen = np.sort(order[start : start + batch_size])
+        if len(chosen) >= 2:
+            yield images[chosen]
 
 
 def measure(graph: Graph, layers: Layers, side: Side, batches: Iterable[Images], threads: int = 1) -> Side:

@@ -57,7 +57,7 @@ def _coded(change: _Change, step: int, bits: int) -> NDArray[np.uint8]:
 
 
 def _least_error_step(change: _Change, bits: int) -> int:
-    """The best of a geometric series of whole steps up to the one that spans the change, then of finer ones."""
+    """The best of a geometric series of whole steps up to one that spans the change, then of finer ones."""
     spanning: int = max(1, -(-2 * int(np.abs(change).max(initial=0)) // (2**bits - 1)))
     low, best, high = 1, spanning, spanning
     for _ in range(_ROUNDS):

@@ -18,8 +18,6 @@ Phase = Literal["training", "calibration"]
 
 MIN_SAMPLES = 2
 """A client trains on at least so many: BatchNorm needs two values to have a variance."""
-CALIBRATION_SAMPLES = 512
-"""A client measures statistics on at most so many."""
 
 
 class PlanError(ValueError):

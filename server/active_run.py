@@ -10,12 +10,19 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fedmpq.model.data import DataError, Dataset
-from fedmpq.model.exchange import MIN_SAMPLES, Update, pack_layers
-from fedmpq.model.exchange_wire import decode_update, encode_model, model_bytes_bound
+from fedmpq.model.exchange import MIN_SAMPLES, Calibration, Phase, Update, pack_layers
+from fedmpq.model.exchange_wire import (
+    calibration_bytes_bound,
+    decode_calibration,
+    decode_update,
+    encode_model,
+    model_bytes_bound,
+)
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, Outgoing
 from fedmpq.server.evaluation import by_budget, deployed_accuracies, reported_accuracies
@@ -23,10 +30,20 @@ from fedmpq.server.hub import Announcement
 from fedmpq.server.logs import say
 from fedmpq.server.method import QuantizedMethod, RoundQuantizer, select_clients
 from fedmpq.server.model_archive import Tensors, pack_model, unpack_model
-from fedmpq.server.run_config import RunConfig, load_test_data, make_config
+from fedmpq.server.run_config import RunConfig, load_calibration_data, load_test_data, make_config
 from fedmpq.server.state import ClientRecord, GlobalModel
-from fedmpq.server.store import Joining, Member, NewSeat, Round, RoundCommit, Run, Seat, Store
-from fedmpq.server.validation import Expected, check_update
+from fedmpq.server.store import (
+    CalibrationCommit,
+    Joining,
+    Member,
+    NewSeat,
+    Round,
+    RoundCommit,
+    Run,
+    Seat,
+    Store,
+)
+from fedmpq.server.validation import Expected, check_calibration, check_update
 
 log = logging.getLogger("fedmpq.server")
 
@@ -54,8 +71,14 @@ class Sent:
     """What the clients of a round are sent. Uploads are checked against it in threads of their own, perhaps
     while the next model is in the making."""
 
+    phase: Phase
     round: int
     quantizer: RoundQuantizer
+
+    def payload(self, graph: Graph, widths: tuple[int, ...]) -> bytes:
+        """What `QuantizedMethod.assign` or `.calibration` sends, as bytes."""
+        layers = pack_layers(self.quantizer.layers(widths))
+        return encode_model(graph, layers, self.quantizer.sent_side(widths))
 
 
 class ActiveRun:
@@ -69,14 +92,17 @@ class ActiveRun:
         self.method = QuantizedMethod(self.graph, self.config.recipe(), self.config.seed)
         self._numbered = {member.client: member.client_id for member in members}
         self.members = {member.client_id: member for member in members}
-        self.upload_limit = model_bytes_bound(self.graph) * 11 // 10
         records = tuple(member.record for member in members)
         stored = unpack_model(self.graph, blobs.read(run.model))
         self.model = stored.after(run.round, run.bit_widths or (), records)
-        self.sent = self._make_sent()
+        self.sent = self._for_training()
         self._blobs = blobs
         self._outgoing = outgoing
         self._test: Dataset | None = None
+        self._upload_limits: dict[Phase, int] = {
+            "training": model_bytes_bound(self.graph) * 11 // 10,
+            "calibration": calibration_bytes_bound(self.graph) * 11 // 10,
+        }
 
     @classmethod
     def load(cls, store: Store, blobs: Blobs, outgoing: Outgoing, run: Run) -> ActiveRun:
@@ -89,8 +115,23 @@ class ActiveRun:
     def client_id(self, client: int) -> str:
         return self._numbered[client]
 
-    def _make_sent(self) -> Sent:
-        return Sent(self.next_round, self.method.quantizer(self.model))
+    def upload_limit(self, phase: Phase) -> int:
+        """No honest upload is longer."""
+        return self._upload_limits[phase]
+
+    @property
+    def calibration_due(self) -> bool:
+        """Whether the statistics of what the last round made are to be measured before anything else."""
+        return self.run.ready < self.model.round and self._calibrates_after(self.model.round)
+
+    def _calibrates_after(self, round_number: int) -> bool:
+        return self.method.calibrates and self.config.calibrates_after(round_number)
+
+    def _for_training(self) -> Sent:
+        return Sent("training", self.next_round, self.method.quantizer(self.model))
+
+    def _for_calibration(self) -> Sent:
+        return Sent("calibration", self.model.round, self.method.quantizer(self.model.final))
 
     def may_train(self, client: Announcement) -> bool:
         """Whether a connected client can be selected at all."""
@@ -103,6 +144,7 @@ class ActiveRun:
 
     def plan_round(self, connected: Sequence[Announcement]) -> RoundPlan:
         """Select among the connected clients and deal to them. Those new to the run get the next numbers."""
+        self.sent = self._for_training()
         joining = self._number(connected)
         target = self.config.target(len(connected))
         records = self._records(connected, joining)
@@ -118,7 +160,8 @@ class ActiveRun:
         joining = self._number(connected)
         records = self._records(connected, joining)
         chosen = select_clients(records, self.config.seed, self.next_round, min(count, len(records)))
-        return RoundPlan(0, self.model.bit_widths, joining, self._deal(self.model, chosen))
+        model = self.model if self.sent.phase == "training" else self.model.final
+        return RoundPlan(0, self.model.bit_widths, joining, self._deal(model, chosen))
 
     def _number(self, connected: Sequence[Announcement]) -> tuple[Joining, ...]:
         new = [client for client in connected if client.client_id not in self.members]
@@ -139,20 +182,27 @@ class ActiveRun:
         return sorted(records, key=lambda record: record.client)
 
     def _deal(self, model: GlobalModel, chosen: Sequence[ClientRecord]) -> tuple[NewSeat, ...]:
+        """Seats with what `self.sent` has for each."""
         seats: list[NewSeat] = []
         made: dict[tuple[int, ...], tuple[bytes, int]] = {}
         for record in chosen:
             widths = self.method.deal(model, record)
             if widths not in made:
-                data = self._payload(widths)
+                data = self.sent.payload(self.graph, widths)
                 made[widths] = self._outgoing.put(data), len(data)
             seats.append(NewSeat(record.client, record.budget, record.samples, widths, *made[widths]))
         return tuple(seats)
 
-    def _payload(self, widths: tuple[int, ...]) -> bytes:
-        """What `QuantizedMethod.assign` sends, as bytes."""
-        quantizer = self.sent.quantizer
-        return encode_model(self.graph, pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths))
+    def plan_calibration(self, trained: Sequence[Seat]) -> tuple[NewSeat, ...]:
+        """Who measures the statistics: those that have just trained, being at hand; at the end of the run
+        everybody, whoever may be reached by then."""
+        self.sent = self._for_calibration()
+        if self.model.round >= self.config.rounds:
+            chosen = {member.client for member in self.members.values() if member.strikes < MAX_STRIKES}
+        else:
+            chosen = {seat.client for seat in trained if seat.state == "updated"}
+        records = [record for record in self.model.clients if record.client in chosen]
+        return self._deal(self.model.final, records)
 
     def seated(self, plan: RoundPlan, members: Sequence[Member]) -> None:
         """The store has taken the plan: what follows is made from these records."""
@@ -161,31 +211,32 @@ class ActiveRun:
         self.model = replace(self.model, bit_widths=plan.bit_widths, clients=records)
 
     def merged(self, run: Run, model: GlobalModel, members: Sequence[Member]) -> None:
-        """The store has taken the merged round."""
+        """The store has taken the merged round or calibration."""
         self._know(members)
         self.run = run
         self.model = model
-        self.sent = self._make_sent()
+        self.sent = self._for_training()
 
     def _know(self, members: Sequence[Member]) -> None:
         self.members = {member.client_id: member for member in members}
         self._numbered = {member.client: member.client_id for member in members}
 
-    def remake_payloads(self, seats: Sequence[Seat]) -> None:
+    def take_up(self, opened: Round) -> None:
         """After a restart: whatever the round's clients may still want to download is there again."""
-        for name, widths in {seat.payload: seat.bit_widths for seat in seats}.items():
+        self.sent = self._for_training() if opened.phase == "training" else self._for_calibration()
+        for name, widths in {seat.payload: seat.bit_widths for seat in opened.seats}.items():
             if self._outgoing.holds(name):
                 continue
-            if self._outgoing.put(self._payload(widths)) != name:
+            if self._outgoing.put(self.sent.payload(self.graph, widths)) != name:
                 raise ReplayError(
-                    f"a payload of run {self.run.name!r}, round {self.next_round}, cannot be made again: "
+                    f"a payload of run {self.run.name!r}, round {opened.round}, cannot be made again: "
                     "another version of fedmpq opened this round; go on with that one, or abort the run"
                 )
 
     # Updates
 
-    def check(self, sent: Sent, data: bytes, seat: Seat, max_samples: int) -> Update:
-        """The update a client gives for what it was sent, or Rejected."""
+    def check(self, sent: Sent, data: bytes, seat: Seat, max_samples: int) -> Update | Calibration:
+        """The update or calibration a client gives for what it was sent, or Rejected."""
         expected = Expected(
             run_id=self.run.run_id,
             round=sent.round,
@@ -194,8 +245,10 @@ class ActiveRun:
             side=sent.quantizer.sent_side(seat.bit_widths),
             max_samples=min(max_samples, self.config.max_samples),
             max_norm=self.config.max_update_norm,
+            update=self.method.recipe.plan.update,
         )
-        return check_update(self.graph, data, expected)
+        check = check_update if sent.phase == "training" else check_calibration
+        return check(self.graph, data, expected)
 
     # Merging
 
@@ -205,16 +258,19 @@ class ActiveRun:
         updated = [seat for seat in closed.seats if seat.state == "updated"]
         facts: list[Update] = []
         merged = self.method.merge(self.model, self._updates(updated, facts))
-        accuracies, measured_by = self._measure(merged, facts)
+        due = self._calibrates_after(merged.round)
+        here = self._calibrated_here(merged) if due else None
+        merged, due = here or merged, due and here is None
+        # The server measures what is handed out, and that is not ready before its calibration.
+        waits = due and self.config.test_data is not None
+        accuracies, measured_by = ({}, "") if waits else self._measure(merged, facts)
         bytes_up = {seat.client: seat.update_bytes or 0 for seat in updated}
         bytes_down = {seat.client: seat.payload_bytes for seat in closed.seats}
         seated = {seat.client for seat in closed.seats}
         weights = [update.samples for update in facts]
         metrics = {
             "round": merged.round,
-            "deployed_accuracy": by_budget(accuracies, merged.clients),
-            "mean_deployed_accuracy": float(np.mean(list(accuracies.values()))) if accuracies else None,
-            "measured_by": measured_by if accuracies else "",
+            **_accuracy_facts(merged, accuracies, measured_by),
             "loss": float(np.average([update.loss for update in facts], weights=weights)),
             "seconds": max(0.0, now - closed.opened) + time.monotonic() - started,
             "updates": len(updated),
@@ -224,10 +280,12 @@ class ActiveRun:
             "bytes_up": sum(bytes_up.values()),
             "bytes_down": sum(bytes_down.values()),
             "bit_widths": list(merged.bit_widths),
+            "calibrated_on": "" if here is None else "server",
         }
         return merged, RoundCommit(
             round=merged.round,
-            last=merged.round >= self.config.rounds,
+            last=not due and merged.round >= self.config.rounds,
+            ready=not due and (here is not None or not self.method.calibrates),
             model=self._blobs.put(pack_model(Tensors.of(merged))),
             bit_widths=merged.bit_widths,
             records=[record for record in merged.clients if record.client in seated],
@@ -237,6 +295,50 @@ class ActiveRun:
             metrics=metrics,
             keep_models=self.config.keep_models,
         )
+
+    def calibrate(self, trained: Round, closed: Round, now: float) -> tuple[GlobalModel, CalibrationCommit]:
+        """The model with the statistics that clients measured, and the facts to commit, as `merge` does."""
+        started = time.monotonic()
+        answered = [seat for seat in closed.seats if seat.state == "updated"]
+        model = self.method.calibrated(self.model, self._calibrations(answered))
+        facts, accuracies = dict(trained.metrics or {}), dict[int, float]()
+        if self.config.test_data is not None:
+            accuracies, measured_by = self._measure(model, ())
+            facts |= _accuracy_facts(model, accuracies, measured_by)
+        bytes_up = {seat.client: seat.update_bytes or 0 for seat in answered}
+        bytes_down = {seat.client: seat.payload_bytes for seat in closed.seats}
+        metrics = facts | {
+            "calibrated_on": "clients",
+            "calibrated_by": len(answered),
+            "rejected": facts.get("rejected", 0) + sum(seat.state == "rejected" for seat in closed.seats),
+            "seconds": facts.get("seconds", 0.0) + max(0.0, now - closed.opened) + time.monotonic() - started,
+            "bytes_up": facts.get("bytes_up", 0) + sum(bytes_up.values()),
+            "bytes_down": facts.get("bytes_down", 0) + sum(bytes_down.values()),
+        }
+        return model, CalibrationCommit(
+            round=model.round,
+            last=model.round >= self.config.rounds,
+            model=self._blobs.put(pack_model(Tensors.of(model))),
+            accuracies=accuracies,
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            metrics=metrics,
+            keep_models=self.config.keep_models,
+        )
+
+    def _calibrations(self, seats: Sequence[Seat]) -> Iterator[Calibration]:
+        for seat in seats:
+            assert seat.update is not None
+            yield decode_calibration(self.graph, self._blobs.read(seat.update))[1]
+
+    def _calibrated_here(self, merged: GlobalModel) -> GlobalModel | None:
+        """With statistics of the server's own images; None: it has none, so clients are asked."""
+        try:
+            images = load_calibration_data(self.config)
+        except DataError as error:
+            say(log, "no calibration data", level=logging.ERROR, run=self.run.name, error=str(error))
+            return None
+        return None if images is None else self.method.calibrated_on(merged, images.images)
 
     def _updates(self, seats: Sequence[Seat], facts: list[Update]) -> Iterator[Update]:
         """One at a time, in the order of client numbers; `facts` keeps what is left without the tensors."""
@@ -260,3 +362,11 @@ class ActiveRun:
                 return {}, ""
         assert self._test is not None
         return deployed_accuracies(self.method, merged, self._test), "server"
+
+
+def _accuracy_facts(model: GlobalModel, accuracies: dict[int, float], measured_by: str) -> dict[str, Any]:
+    return {
+        "deployed_accuracy": by_budget(accuracies, model.clients),
+        "mean_deployed_accuracy": float(np.mean(list(accuracies.values()))) if accuracies else None,
+        "measured_by": measured_by if accuracies else "",
+    }

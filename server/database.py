@@ -101,8 +101,8 @@ runs = Table(
     Column("bit_widths", LargeBinary),
     # The last one merged.
     Column("round", Integer, nullable=False),
-    # The last one whose model has statistics of its own, or had its chance to get them; 0: none.
-    Column("calibrated", Integer, nullable=False),
+    # The last one whose model can be handed out, with its statistics where it is to have some; 0: none.
+    Column("ready", Integer, nullable=False),
     Column("bytes_up", BigInteger, nullable=False),
     Column("bytes_down", BigInteger, nullable=False),
     Column("created", Double, nullable=False),
@@ -146,7 +146,7 @@ rounds = Table(
     Column("extended", Integer, nullable=False),
     # What was measured, as JSON; NULL until it is merged. A calibration adds to its training's.
     Column("metrics", Text),
-    # The global model this round made; NULL until then, and again when it was swept. Always so of a calibration.
+    # The global model this round made; NULL until then, when it was swept, and of a calibration.
     Column("model", LargeBinary),
 )
 # One open round to a run, whatever a bug in the server may try.

@@ -52,7 +52,7 @@ class Exports:
         return self._folder_of(run, wanted).exists()
 
     def _folder_of(self, run: Run, wanted: str) -> Path:
-        return self._folder / f"{run.run_id}-{run.round}-{wanted}"
+        return self._folder / f"{run.run_id}-{run.ready}-{wanted}"
 
     async def make(self, run: Run, wanted: str) -> list[ModelFile]:
         """The files of the run's newest model in this format, made now if they are not there yet."""

@@ -20,8 +20,8 @@ import grpc
 import grpc.aio
 from sqlalchemy.exc import DBAPIError
 
-from fedmpq.model.exchange import MIN_SAMPLES
-from fedmpq.model.exchange_wire import DIGEST_BYTES
+from fedmpq.model.exchange import MIN_SAMPLES, Phase
+from fedmpq.model.exchange_wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
 from fedmpq.model.export_formats import FORMATS, SUFFIXES
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.proto import federation_pb2 as pb
@@ -179,7 +179,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                         data = await self._piece(request.payload, at, context)
                         yield pb.Chunk(data=data)
                         at += len(data)
-                self._coordinator.note(client.client_id, "training")
+                self._coordinator.note_download(client.client_id)
             finally:
                 self._downloads[client.client_id] -= 1
                 self._downloads += Counter()
@@ -225,7 +225,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 await refuse(
                     context,
                     grpc.StatusCode.FAILED_PRECONDITION,
-                    "this client is in no run that has merged a round: there is no model yet",
+                    "this client is in no run that has a model to hand out yet",
                 )
             run, number = part
             try:
@@ -249,26 +249,29 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             client = await authenticate(context, self._store)
             if len(request.payload) != DIGEST_BYTES:
                 await _invalid(context, f"a payload is named by {DIGEST_BYTES} bytes")
-            receipt = await self._receipt(client, request.run_id, request.round, request.payload, context)
+            phase = await _phase(request.phase, context)
+            receipt = await self._receipt(
+                client, request.run_id, request.round, phase, request.payload, context
+            )
             if receipt is not None:
                 return pb.UploadStatus(receipt=receipt)
             stored = await asyncio.to_thread(self._uploads.stored, client.client_id, request.payload)
             return pb.UploadStatus(offset=stored)
 
     async def _receipt(
-        self, client: Client, run_id: str, number: int, payload: bytes, context: Context
+        self, client: Client, run_id: str, number: int, phase: Phase, payload: bytes, context: Context
     ) -> pb.Receipt | None:
         """The receipt of an update the server has; None if the client may send it; else it is refused."""
         seat: Seat | None = None
         if len(run_id) <= _MAX_WORDS and "\0" not in run_id and 1 <= number < 1 << 31:
-            seat = await asyncio.to_thread(self._store.seat_of, run_id, number, client.client_id)
+            seat = await asyncio.to_thread(self._store.seat_of, run_id, number, client.client_id, phase)
         if seat is not None and seat.state == "updated" and seat.update == payload:
-            return pb.Receipt(run_id=run_id, round=number, payload=payload, receipt_id=seat.receipt_id or "")
+            return _receipt(run_id, number, phase, payload, seat.receipt_id or "")
         if seat is not None and seat.state == "rejected":
             await _invalid(context, f"this client's update was rejected: {seat.reason}")
         if seat is None or seat.state != "selected":
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, _not_selected(seat, number))
-        if self._coordinator.place(client.client_id, run_id, number) is None:
+        if self._coordinator.place(client.client_id, run_id, number, phase) is None:
             run = await asyncio.to_thread(self._store.run, run_id)
             if run.state in ENDED:
                 await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"the run is {run.state}")
@@ -301,15 +304,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "an upload begins with its header")
         header = first.header
         await self._check_header(header, context)
-        receipt = await self._receipt(client, header.run_id, header.round, header.payload, context)
+        phase = await _phase(header.phase, context)
+        receipt = await self._receipt(client, header.run_id, header.round, phase, header.payload, context)
         if receipt is not None:
             return receipt
-        await self._check_size(header, context)
+        await self._check_size(header, phase, context)
         await self._begin(client.client_id, header, context)
         self._coordinator.note(client.client_id, "uploading")
         async with self._turnstile.passing(upload=True):
             await self._receive(client.client_id, header, mine, context)
-            return await self._accept(client.client_id, header, context)
+            return await self._accept(client.client_id, header, phase, context)
 
     async def _check_header(self, header: pb.UploadHeader, context: Context) -> None:
         if len(header.payload) != DIGEST_BYTES:
@@ -319,9 +323,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         if header.offset > header.payload_bytes:
             await refuse(context, grpc.StatusCode.OUT_OF_RANGE, "the offset is beyond the update's end")
 
-    async def _check_size(self, header: pb.UploadHeader, context: Context) -> None:
+    async def _check_size(self, header: pb.UploadHeader, phase: Phase, context: Context) -> None:
         active = self._coordinator.active
-        limit = active.upload_limit if active is not None else 0
+        limit = active.upload_limit(phase) if active is not None else 0
         if header.payload_bytes > limit:
             await _invalid(
                 context, f"an update of {header.payload_bytes} bytes; the model's has at most {limit}"
@@ -370,9 +374,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         request = reading.result()
         return request if isinstance(request, pb.UploadRequest) else None
 
-    async def _accept(self, client_id: str, header: pb.UploadHeader, context: Context) -> pb.Receipt:
+    async def _accept(
+        self, client_id: str, header: pb.UploadHeader, phase: Phase, context: Context
+    ) -> pb.Receipt:
         path: Path = self._uploads.path(client_id, header.payload)
-        address = client_id, header.run_id, header.round
+        address = client_id, header.run_id, header.round, phase
         try:
             receipt_id = await self._coordinator.accept(*address, header.payload, path)
         except UpdateRefused as error:
@@ -388,9 +394,20 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 await refuse(context, grpc.StatusCode.UNAVAILABLE, f"{error}: send it again from the start")
             await self._coordinator.reject(*address, str(error))
             await _invalid(context, f"the update was rejected: {error}")
-        return pb.Receipt(
-            run_id=header.run_id, round=header.round, payload=header.payload, receipt_id=receipt_id
-        )
+        return _receipt(header.run_id, header.round, phase, header.payload, receipt_id)
+
+
+def _receipt(run_id: str, number: int, phase: Phase, payload: bytes, receipt_id: str) -> pb.Receipt:
+    return pb.Receipt(
+        run_id=run_id, round=number, payload=payload, receipt_id=receipt_id, phase=phase_to_message(phase)
+    )
+
+
+async def _phase(number: int, context: Context) -> Phase:
+    try:
+        return phase_from_message(number)
+    except WireError as error:
+        await _invalid(context, str(error))
 
 
 def _forget(reading: asyncio.Future[Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model.batch_statistics import quantized_statistics
-from fedmpq.model.calibration import MergedStatistics
+from fedmpq.model.calibration import MergedStatistics, calibration_batches, measure, statistics_names
 from fedmpq.model.change import change_in_weights
 from fedmpq.model.exchange import (
     Assignment,
@@ -168,6 +168,11 @@ class QuantizedMethod:
             self.seed, model.round + 1, client.client, layers, side, self.recipe.plan_of(model.round + 1)
         )
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether what is handed out has statistics measured for it."""
+        return self.recipe.statistics == "calibrated" and bool(statistics_names(self.graph))
+
     def calibration(self, model: GlobalModel, client: ClientRecord) -> Assignment:
         """What the client's device would run after `model.round` rounds, for it to measure the statistics."""
         final = model.final
@@ -190,6 +195,16 @@ class QuantizedMethod:
             moved = quantized_statistics(self.graph, dequantize_all(layers), final.weights, measured)
             merged.add(one.samples, {name: moved[name] for name in one.statistics})
         return model.with_final_side({**final.side, **merged.statistics()})
+
+    def calibrated_on(self, model: GlobalModel, images: NDArray[np.uint8]) -> GlobalModel:
+        """The same with statistics measured here on these images; assignments count by their clients."""
+        draws = Draws(self.seed, SERVER, model.round)
+        found: list[Calibration] = []
+        for each in self.deployments(model, model.clients):
+            batches = calibration_batches(draws, self.recipe.plan.batch_size, images)
+            statistics = measure(self.graph, each.layers, each.side, batches)
+            found.append(Calibration(model.round, each.clients[0].client, len(each.clients), statistics))
+        return self.calibrated(model, sorted(found, key=lambda one: one.client))
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
         """The next global model. Updates come in ascending order of their clients, and each is dropped after

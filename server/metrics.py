@@ -25,6 +25,7 @@ class ServerMetrics(Collector):
         tally = self._coordinator.tally
         for name, value, what in (
             ("rounds", tally.rounds, "rounds merged"),
+            ("calibrations", tally.calibrations, "calibrations merged"),
             ("round_seconds", tally.round_seconds, "seconds spent in merged rounds"),
             ("updates", tally.updates, "updates accepted"),
             ("updates_rejected", tally.rejected, "updates rejected"),

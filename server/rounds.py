@@ -1,4 +1,4 @@
-"""The state machine of a run: select, deal, train, merge, commit; then the next round, then the next run.
+"""The state machine of a run: select, deal, train, merge, calibrate; then the next round, then the next run.
 
 Everything it knows is stored before it acts on it, so that after a crash it reads the facts again and goes
 on: the open round has the same clients, their payloads are made again, and the updates that were acknowledged
@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from fedmpq.model.exchange_wire import digest, plan_to_message
+from fedmpq.model.exchange import Phase
+from fedmpq.model.exchange_wire import digest, phase_to_message, plan_to_message
 from fedmpq.proto import federation_pb2
 from fedmpq.server.active_run import ActiveRun, ReplayError, Sent
 from fedmpq.server.aggregate import MergeError
@@ -28,15 +29,31 @@ from fedmpq.server.exports import ExportFailed, Exports
 from fedmpq.server.hub import Announcement, Connection, Hub
 from fedmpq.server.logs import say
 from fedmpq.server.state import GlobalModel
-from fedmpq.server.store import ENDED, Member, Round, Run, Seat, Store, StoreError, UpdateRefused
+from fedmpq.server.store import (
+    ENDED,
+    CalibrationCommit,
+    Member,
+    Round,
+    RoundCommit,
+    Run,
+    Seat,
+    Store,
+    StoreError,
+    UpdateRefused,
+)
 from fedmpq.server.validation import Rejected
 
 T = TypeVar("T")
+Commit = RoundCommit | CalibrationCommit
+Changes = tuple[Run, GlobalModel, list[Member]]
+"""What a run has become."""
 log = logging.getLogger("fedmpq.server")
 
 CHECKS_AT_ONCE = 2
 """Uploads that are parsed at the same time: each needs memory for a model."""
 RETRY_SECONDS = 5.0
+AWAY_SECONDS = 60.0
+"""A calibration that has statistics of others waits no longer for boards that are not connected."""
 
 
 class Stopped(Exception):
@@ -56,6 +73,7 @@ class Tally:
     """Counts since the server started, for the metrics."""
 
     rounds: int = 0
+    calibrations: int = 0
     updates: int = 0
     rejected: int = 0
     cut: int = 0
@@ -70,8 +88,10 @@ class OpenRound:
     """The open round as the store has it, and what its clients are doing."""
 
     round: Round
+    since: float
+    """When this process began to wait for its clients."""
     doing: dict[int, str] = field(default_factory=dict)
-    """By client: "training" or "uploading"; only for the operator's eyes."""
+    """By client: "training", "measuring" or "uploading"; only for the operator's eyes."""
 
     def seats(self, state: str) -> list[Seat]:
         return [seat for seat in self.round.seats if seat.state == state]
@@ -198,16 +218,16 @@ class Coordinator:
         if stored is None:
             await asyncio.to_thread(self.outgoing.keep_only, ())
             return
-        await self._heavy(self.active.remake_payloads, stored.seats)
-        self.open = OpenRound(stored)
-        say(log, "round goes on", run=run.name, round=stored.round, **_counts(stored))
+        await self._heavy(self.active.take_up, stored)
+        self.open = OpenRound(stored, self.clock())
+        say(log, f"{stored.phase} goes on", run=run.name, round=stored.round, **_counts(stored))
         for seat in self.open.seats("selected"):
             self._assign(seat)
 
     async def _rounds(self) -> None:
-        while self._check_control().run.state != "finished":
+        while (active := self._check_control()).run.state != "finished":
             if self.open is None:
-                await self._open_round()
+                await (self._open_calibration() if active.calibration_due else self._open_round())
             else:
                 await self._collect()
                 await self._merge()
@@ -230,7 +250,7 @@ class Coordinator:
         run = await asyncio.to_thread(self.store.run, run_id)
         await self._export(run)
         if self.open is not None:
-            self._tell_cancelled(self.open.round.round, self.open.seats("selected"), "the run was aborted")
+            self._tell_cancelled(self.open.seats("selected"), "the run was aborted")
         self.active = self.open = None
         await self._remember_last()
         for client in self.hub.connected():
@@ -265,11 +285,41 @@ class Coordinator:
             return
         active.seated(plan, members)
         active.run = run
-        self.open = OpenRound(opened)
+        self._opened(opened)
+
+    def _opened(self, opened: Round) -> None:
+        self.open = OpenRound(opened, self.clock())
         self.waiting_for = ""
         for seat in opened.seats:
             self._assign(seat)
         self.hub.changed.ring()
+
+    async def _open_calibration(self) -> None:
+        """Have the statistics measured of what the last round made."""
+        active = self._check_control()
+        if active.run.state == "paused":
+            await self._while_paused()
+            return
+        trained = await asyncio.to_thread(self.store.round, active.run.run_id, active.model.round)
+        assert trained is not None
+        now = self.clock()
+        try:
+            opened = await asyncio.to_thread(
+                self.store.open_calibration,
+                active.run.run_id,
+                active.model.round,
+                deadline=self._deadline(now, "calibration"),
+                seats=await self._heavy(active.plan_calibration, trained.seats),
+                now=now,
+            )
+        except StoreError:
+            await self._reread(active)
+            return
+        self._opened(opened)
+
+    async def _while_paused(self) -> None:
+        self.waiting_for = "the operator"
+        await self.hub.changed.wait(self.hub.changed.count)
 
     def _store_opening(self, run_id: str, number: int, **opening: Any) -> tuple[Round, list[Member], Run]:
         opened = self.store.open_round(run_id, number, **opening)
@@ -311,9 +361,10 @@ class Coordinator:
                 connection.close("revoked")
         return [client for client in connected if client.client_id in allowed and active.may_train(client)]
 
-    def _deadline(self, now: float) -> float | None:
+    def _deadline(self, now: float, phase: Phase = "training") -> float | None:
         assert self.active is not None
-        seconds = self.active.config.deadline_seconds
+        config = self.active.config
+        seconds = config.deadline_seconds if phase == "training" else config.calibration_seconds
         return now + seconds if seconds else None
 
     # Collecting updates
@@ -324,21 +375,37 @@ class Coordinator:
             seen = self.hub.changed.count
             active = self._check_control()
             assert self.open is not None
-            config, current = active.config, self.open.round
+            current, needed = self.open.round, self._needed(active)
             updated, pending = len(self.open.seats("updated")), self.open.seats("selected")
-            needed = config.needed(current.target)
-            enough = updated >= needed
             late = current.deadline is not None and self.clock() >= current.deadline
-            if enough and (not pending or late or config.over_selection > 0):
+            if updated >= needed and (not pending or late or self._enough(active, pending)):
                 return
             if late:
                 await self._extend(needed - updated)
                 continue
             if (missing := needed - updated - len(pending)) > 0 and await self._refill(missing):
                 continue
-            self.waiting_for = f"{updated} of {needed} updates"
-            left = None if current.deadline is None else max(0.0, current.deadline - self.clock())
-            await self.hub.changed.wait(seen, left)
+            calibrating = current.phase == "calibration"
+            what = f"statistics of {len(current.seats)}" if calibrating else f"{needed} updates"
+            self.waiting_for = f"{updated} of {what}"
+            moments = [self.open.since + AWAY_SECONDS] if calibrating else []
+            moments += [] if current.deadline is None else [current.deadline]
+            ahead = [moment - self.clock() for moment in moments if moment > self.clock()]
+            await self.hub.changed.wait(seen, min(ahead, default=None))
+
+    def _needed(self, active: ActiveRun) -> int:
+        """Answers without which the open round does not close."""
+        assert self.open is not None
+        current = self.open.round
+        return active.config.needed(current.target) if current.phase == "training" else 1
+
+    def _enough(self, active: ActiveRun, pending: Sequence[Seat]) -> bool:
+        """Whether the open round need not wait for these clients any longer."""
+        assert self.open is not None
+        if self.open.round.phase == "training":
+            return active.config.over_selection > 0
+        away = all(self.hub.get(active.client_id(seat.client)) is None for seat in pending)
+        return away and self.clock() >= self.open.since + AWAY_SECONDS
 
     async def _others(self) -> list[Announcement]:
         """Connected clients that have no place in the open round, or lost it."""
@@ -372,7 +439,7 @@ class Coordinator:
         here = len(self.open.seats("selected")) - len(gone)
         others = await self._others()
         count = min(len(others), max(0, needed - here))
-        deadline = self._deadline(self.clock())
+        deadline = self._deadline(self.clock(), self.open.round.phase)
         await self._reopen(others, count, deadline=deadline, extended=True, cut=gone[:count])
         self.tally.extended += 1
         say(
@@ -380,7 +447,8 @@ class Coordinator:
             "round extended",
             level=logging.WARNING,
             run=active.run.name,
-            round=active.next_round,
+            round=self.open.round.round,
+            phase=self.open.round.phase,
             **_counts(self.open.round),
         )
 
@@ -395,13 +463,14 @@ class Coordinator:
     ) -> None:
         active = self._check_control()
         assert self.open is not None
-        number = self.open.round.round
+        current = self.open.round
         plan = await self._heavy(active.plan_refill, others, count) if count else None
         async with self._round_lock:
             self.open.round, members = await asyncio.to_thread(
                 self._store_reopening,
                 run_id=active.run.run_id,
-                number=number,
+                number=current.round,
+                phase=current.phase,
                 deadline=deadline,
                 extended=extended,
                 cut=cut,
@@ -411,7 +480,7 @@ class Coordinator:
             if plan is not None:
                 active.seated(plan, members)
         self.tally.cut += len(cut)
-        self._tell_cancelled(number, [seat for seat in self.open.seats("cut") if seat.client in cut])
+        self._tell_cancelled([seat for seat in self.open.seats("cut") if seat.client in cut])
         for new in plan.seats if plan else ():
             if (seat := self.open.seat(new.client)) is not None:
                 self._assign(seat)
@@ -424,39 +493,49 @@ class Coordinator:
     async def _merge(self) -> None:
         active = self._check_control()
         assert self.open is not None
-        number, pending = self.open.round.round, self.open.seats("selected")
-        if pending:
-            late = self.open.round.deadline is not None and self.clock() >= self.open.round.deadline
-            reason = "the deadline passed" if late else "enough others were faster"
-            async with self._round_lock:
-                self.open.round = await asyncio.to_thread(
-                    self.store.close_round, active.run.run_id, number, reason
-                )
-            cut = {seat.client for seat in pending} & {seat.client for seat in self.open.seats("cut")}
-            self._tell_cancelled(number, [seat for seat in pending if seat.client in cut], reason)
-            self.tally.cut += len(cut)
+        if pending := self.open.seats("selected"):
+            await self._close(active, pending)
         self.waiting_for = "the merge"
         closed = self.open.round
         try:
-            metrics, changes = await self._heavy(self._merge_and_commit, active, closed)
+            result, changes = await self._heavy(self._commit, active, closed)
         except StoreError:
             # Aborted while it was merged?
             await self._reread(active)
             return
         active.merged(*changes)
         self.open = None
-        self._count_round(active, closed, metrics)
+        self._count_round(active, closed, result)
         self.hub.changed.ring()
 
-    def _merge_and_commit(
-        self, active: ActiveRun, closed: Round
-    ) -> tuple[dict[str, Any], tuple[Run, GlobalModel, list[Member]]]:
-        """The round's metrics, and what the run has become."""
+    async def _close(self, active: ActiveRun, pending: Sequence[Seat]) -> None:
+        """The open round takes no more; those it waited for hear so."""
+        assert self.open is not None
+        current = self.open.round
+        late = current.deadline is not None and self.clock() >= current.deadline
+        reason = "the deadline passed" if late else "enough others were faster"
+        async with self._round_lock:
+            self.open.round = await asyncio.to_thread(
+                self.store.close_round, active.run.run_id, current.round, reason, current.phase
+            )
+        cut = {seat.client for seat in pending} & {seat.client for seat in self.open.seats("cut")}
+        self._tell_cancelled([seat for seat in pending if seat.client in cut], reason)
+        self.tally.cut += len(cut)
+
+    def _commit(self, active: ActiveRun, closed: Round) -> tuple[Commit, Changes]:
+        """The merged round or calibration, and what the run has become."""
+        commit: Commit
         with self.blobs.lock:
-            merged, commit = active.merge(closed, self.clock())
-            run = self.store.commit_round(active.run.run_id, commit, self.clock())
+            if closed.phase == "training":
+                model, commit = active.merge(closed, self.clock())
+                run = self.store.commit_round(closed.run_id, commit, self.clock())
+            else:
+                trained = self.store.round(closed.run_id, closed.round)
+                assert trained is not None
+                model, commit = active.calibrate(trained, closed, self.clock())
+                run = self.store.commit_calibration(closed.run_id, commit, self.clock())
         self._sweep([seat.update for seat in closed.seats if seat.update is not None])
-        return dict(commit.metrics), (run, merged, self.store.members(run.run_id))
+        return commit, (run, model, self.store.members(run.run_id))
 
     def _sweep(self, updates: Iterable[bytes]) -> None:
         """Delete merged updates, models that are no longer kept, and the round's outgoing payloads."""
@@ -469,19 +548,20 @@ class Coordinator:
             self._blobs_once_used = in_use
         self.outgoing.keep_only(())
 
-    def _count_round(self, active: ActiveRun, closed: Round, metrics: dict[str, Any]) -> None:
-        self.tally.rounds += 1
-        self.tally.bytes_up += metrics["bytes_up"]
-        self.tally.bytes_down += metrics["bytes_down"]
-        self.tally.round_seconds += metrics["seconds"]
-        facts = {name: value for name, value in metrics.items() if name not in ("bit_widths", "round")}
+    def _count_round(self, active: ActiveRun, closed: Round, commit: Commit) -> None:
+        self.tally.rounds += closed.phase == "training"
+        self.tally.calibrations += closed.phase == "calibration"
+        self.tally.bytes_up += sum(commit.bytes_up.values())
+        self.tally.bytes_down += sum(commit.bytes_down.values())
+        self.tally.round_seconds += max(0.0, self.clock() - closed.opened)
+        facts = {name: value for name, value in commit.metrics.items() if name not in ("bit_widths", "round")}
         say(
             log,
-            "round merged",
+            "round merged" if closed.phase == "training" else "round calibrated",
             run=active.run.name,
             round=closed.round,
             of=active.config.rounds,
-            **{name: value for name, value in facts.items() if value not in ({}, "")},
+            **{name: value for name, value in facts.items() if value not in ({}, "", None)},
         )
 
     # Events
@@ -510,8 +590,9 @@ class Coordinator:
             payload_bytes=seat.payload_bytes,
             plan=plan_to_message(active.method.recipe.plan_of(current.round)),
             seconds_left=left,
-            evaluate=active.config.test_data is None,
+            evaluate=current.phase == "training" and active.config.test_data is None,
             bit_widths=bytes(seat.bit_widths),
+            phase=phase_to_message(current.phase),
         )
         connection.send(federation_pb2.Event(assignment=assignment))
 
@@ -529,12 +610,15 @@ class Coordinator:
             )
         )
 
-    def _tell_cancelled(
-        self, number: int, seats: Iterable[Seat], reason: str = "the deadline passed"
-    ) -> None:
+    def _tell_cancelled(self, seats: Iterable[Seat], reason: str = "the deadline passed") -> None:
+        """The open round goes on, or ends, without these."""
         assert self.active is not None
+        assert self.open is not None
+        current = self.open.round
+        cancelled = federation_pb2.Cancelled(
+            run_id=current.run_id, round=current.round, reason=reason, phase=phase_to_message(current.phase)
+        )
         for seat in seats:
-            cancelled = federation_pb2.Cancelled(run_id=self.active.run.run_id, round=number, reason=reason)
             self.hub.send(self.active.client_id(seat.client), federation_pb2.Event(cancelled=cancelled))
 
     def greet(self, connection: Connection) -> None:
@@ -569,12 +653,12 @@ class Coordinator:
 
     # What the services ask for
 
-    def place(self, client_id: str, run_id: str, number: int) -> Seat | None:
+    def place(self, client_id: str, run_id: str, number: int, phase: Phase) -> Seat | None:
         """The client's seat in the open round, if that is the round it speaks of."""
         if self.active is None or self.open is None or self.active.run.run_id != run_id:
             return None
         member = self.active.members.get(client_id)
-        if member is None or self.open.round.round != number:
+        if member is None or (self.open.round.round, self.open.round.phase) != (number, phase):
             return None
         return self.open.seat(member.client)
 
@@ -584,12 +668,19 @@ class Coordinator:
             self.open.doing[self.active.members[client_id].client] = doing
             self.hub.changed.ring()
 
-    async def accept(self, client_id: str, run_id: str, number: int, name: bytes, file: Path) -> str:
-        """Check an update that has arrived whole in `file` and make it durable; its receipt.
+    def note_download(self, client_id: str) -> None:
+        """A client has downloaded what it works on."""
+        if self.open is not None:
+            self.note(client_id, "training" if self.open.round.phase == "training" else "measuring")
+
+    async def accept(
+        self, client_id: str, run_id: str, number: int, phase: Phase, name: bytes, file: Path
+    ) -> str:
+        """Check an update or calibration that has arrived whole in `file` and make it durable; its receipt.
 
         Raises Rejected, UpdateRefused or DamagedUpload. Goes on to its end if the caller goes away.
         """
-        return await self._to_the_end(self._accept(client_id, run_id, number, name, file))
+        return await self._to_the_end(self._accept(client_id, run_id, number, phase, name, file))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         """A call that its client cancels half-way must not leave the store ahead of what is known here."""
@@ -605,8 +696,10 @@ class Coordinator:
         self._checkers.shutdown()
         self._merger.shutdown()
 
-    async def _accept(self, client_id: str, run_id: str, number: int, name: bytes, file: Path) -> str:
-        active, current, seat = self.active, self.open, self.place(client_id, run_id, number)
+    async def _accept(
+        self, client_id: str, run_id: str, number: int, phase: Phase, name: bytes, file: Path
+    ) -> str:
+        active, current, seat = self.active, self.open, self.place(client_id, run_id, number, phase)
         if active is None or current is None or seat is None:
             raise UpdateRefused(f"round {number} is over, or this client is not in it")
         announced = self.hub.get(client_id)
@@ -620,7 +713,7 @@ class Coordinator:
         async with self._round_lock:
             try:
                 receipt = await asyncio.to_thread(
-                    self.store.add_update, run_id, number, seat.client, name, size
+                    self.store.add_update, run_id, number, seat.client, name, size, phase
                 )
             except UpdateRefused:
                 await asyncio.to_thread(self.blobs.delete, name)
@@ -644,16 +737,18 @@ class Coordinator:
         self.blobs.adopt(file, name)
         return len(data)
 
-    async def reject(self, client_id: str, run_id: str, number: int, reason: str) -> None:
+    async def reject(self, client_id: str, run_id: str, number: int, phase: Phase, reason: str) -> None:
         """Count a bad upload against its sender."""
-        seat = self.place(client_id, run_id, number)
+        seat = self.place(client_id, run_id, number, phase)
         if self.active is not None and self.open is not None and seat is not None:
             await self._to_the_end(self._reject(self.active, self.open, seat, reason))
 
     async def _reject(self, active: ActiveRun, current: OpenRound, seat: Seat, reason: str) -> None:
-        run_id, number = active.run.run_id, current.round.round
+        run_id, number, phase = active.run.run_id, current.round.round, current.round.phase
         async with self._round_lock:
-            rejected = await asyncio.to_thread(self.store.reject_update, run_id, number, seat.client, reason)
+            rejected = await asyncio.to_thread(
+                self.store.reject_update, run_id, number, seat.client, reason, phase
+            )
             if not rejected:
                 return
             current.change(replace(seat, state="rejected", reason=reason))
@@ -663,7 +758,7 @@ class Coordinator:
         self.tally.rejected += 1
         say(
             log,
-            "update rejected",
+            f"{'update' if phase == 'training' else 'calibration'} rejected",
             level=logging.WARNING,
             run=active.run.name,
             round=number,

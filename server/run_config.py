@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedmpq.model.data import MAX_CLASSES, Dataset, load
+from fedmpq.model.data import MAX_CLASSES, Dataset, load, splits
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.start import ImageFormat
 from fedmpq.server.method_settings import MethodSettings, parse_toml, read_toml, typed_settings
@@ -44,6 +44,10 @@ class RunConfig(MethodSettings):
     """Share of `clients_per_round` without whose updates no round is merged."""
     deadline_seconds: float = 0.0
     """After this long a round closes with the updates it has, if they are a quorum; 0: never."""
+    calibration_seconds: float = 600.0
+    """After this long a calibration closes with the statistics it has."""
+    calibration_data: str | None = None
+    """Images on which the server measures BatchNorm's statistics; without them clients do, on theirs."""
     max_update_norm: float = 4.0
     """An update is refused if it moves the weights by more than this many times their norm."""
     max_samples: int = 10_000_000
@@ -70,6 +74,8 @@ class RunConfig(MethodSettings):
         self._check_numbers()
         self._check_clients()
         self._check_images()
+        if self.calibration_data is not None and not self.calibrates:
+            raise ConfigError("calibration_data goes with statistics = 'calibrated'")
 
     def _check_numbers(self) -> None:
         self._check_at_least_one("clients_per_round", "min_clients", "keep_models", "classes")
@@ -77,6 +83,7 @@ class RunConfig(MethodSettings):
             raise ConfigError(f"max_samples = {self.max_samples} is too small; the least is 2")
         _within("over_selection", self.over_selection, 0, 10)
         _within("deadline_seconds", self.deadline_seconds, 0, 1e9)
+        _within("calibration_seconds", self.calibration_seconds, 1, 1e9)
         for name, high in (("quorum", 1.0), ("participation", 1.0), ("max_update_norm", math.inf)):
             value = getattr(self, name)
             if value is not None and not 0 < value <= high:
@@ -141,6 +148,10 @@ class RunConfig(MethodSettings):
         # 10 * 1.1 is a little above 11; the allowance keeps it from being 12.
         return min(connected, math.ceil(target * (1 + self.over_selection) - 1e-9))
 
+    def calibrates_after(self, round_number: int) -> bool:
+        """Whether the statistics of what this round made are measured: if it is evaluated."""
+        return self.calibrates and self.evaluates(round_number)
+
     def needed(self, target: int) -> int:
         """Updates without which a round of `target` is not merged."""
         return max(1, math.ceil(self.quorum * target - 1e-9))
@@ -169,9 +180,15 @@ def parse_config(text: str, folder: Path) -> RunConfig:
 
 
 def _located(config: RunConfig, folder: Path) -> RunConfig:
-    if config.test_data is None:
-        return config
-    return replace(config, test_data=str((folder / Path(config.test_data).expanduser()).resolve()))
+    return replace(
+        config,
+        test_data=_beside(folder, config.test_data),
+        calibration_data=_beside(folder, config.calibration_data),
+    )
+
+
+def _beside(folder: Path, path: str | None) -> str | None:
+    return None if path is None else str((folder / Path(path).expanduser()).resolve())
 
 
 def make_config(settings: Mapping[str, Any]) -> RunConfig:
@@ -193,6 +210,23 @@ def difference(old: RunConfig, new: RunConfig) -> str | None:
 
 def load_test_data(config: RunConfig) -> Dataset | None:
     return None if config.test_data is None else load(config.test_data, "test")
+
+
+def load_calibration_data(config: RunConfig) -> Dataset | None:
+    """The images on which the server measures statistics: training images, or else what there is."""
+    path = config.calibration_data
+    return None if path is None else load(path, "train" if "train" in splits(path) else "test")
+
+
+def check_calibration_data(config: RunConfig, images: Images) -> None:
+    """Refuse images that the model cannot read, before the run begins."""
+    found = load_calibration_data(config)
+    wanted = images.format.height, images.format.width, images.format.channels
+    if found is not None and found.image_shape != wanted:
+        raise ConfigError(
+            f"the images of calibration_data = {config.calibration_data} are {list(found.image_shape)}, "
+            f"the model's are {list(wanted)}"
+        )
 
 
 def images_of(config: RunConfig, test: Dataset | None) -> Images:

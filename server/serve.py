@@ -39,6 +39,7 @@ from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import (
     ConfigError,
     RunConfig,
+    check_calibration_data,
     difference,
     images_of,
     load_test_data,
@@ -183,6 +184,7 @@ class RunQueue:
                 return known
             test = await asyncio.to_thread(load_test_data, config)
             images = images_of(config, test)
+            await asyncio.to_thread(check_calibration_data, config, images)
             graph, model = await first_model(config, images)
             run = await asyncio.to_thread(self._store_run, config, images.class_names, graph, model)
         say(log, "run queued", run=run.name, run_id=run.run_id)

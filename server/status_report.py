@@ -39,6 +39,7 @@ def run_facts(run: pb.RunStatus) -> dict[str, Any]:
         "reason": run.reason,
         "round": run.round,
         "rounds": run.rounds,
+        "phase": run.phase,
         "selected": run.selected,
         "updates": run.updates,
         "bytes_up": run.bytes_up,
@@ -64,6 +65,8 @@ def _metrics_facts(metrics: pb.RoundMetrics) -> dict[str, Any]:
         "bytes_up": metrics.bytes_up,
         "bytes_down": metrics.bytes_down,
         "bit_widths": list(metrics.bit_widths),
+        "calibrated_on": metrics.calibrated_on or None,
+        "calibrated_by": metrics.calibrated_by if metrics.HasField("calibrated_by") else None,
     }
 
 
@@ -126,7 +129,7 @@ def status_line(status: pb.ServerStatus) -> str:
     if not status.HasField("run"):
         return f"no run yet, {clients}"
     run = status.run
-    answered = f", {run.updates}/{run.selected} updates" if run.selected else ""
+    answered = f", {run.updates}/{run.selected} {_answers(run)}" if run.selected else ""
     traffic = f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}"
     return f"{run_line(run)}{answered}, accuracy {_mean_accuracy(run)}, {traffic}, {clients}"
 
@@ -136,12 +139,22 @@ def _run_lines(run: pb.RunStatus) -> Table:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     grid.add_row("run", f"{plain(run.name)} ({run.run_id[:8]}), {_state(run)}")
-    opened = f"; round {run.round + 1} has {run.updates} of {run.selected} updates" if run.selected else ""
-    grid.add_row("round", f"{run.round} of {run.rounds}{opened}")
+    grid.add_row("round", f"{run.round} of {run.rounds}{_open_round(run)}")
     grid.add_row("bytes", f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}")
     if run.HasField("metrics"):
         _add_metrics(grid, run)
     return grid
+
+
+def _open_round(run: pb.RunStatus) -> str:
+    if not run.selected:
+        return ""
+    what = "its calibration" if run.phase == "calibration" else f"round {run.round + 1}"
+    return f"; {what} has {run.updates} of {run.selected} {_answers(run)}"
+
+
+def _answers(run: pb.RunStatus) -> str:
+    return "statistics" if run.phase == "calibration" else "updates"
 
 
 def _add_metrics(grid: Table, run: pb.RunStatus) -> None:
@@ -189,7 +202,8 @@ def _state(run: pb.RunStatus) -> str:
     if reason.startswith(run.state):
         return reason
     # How many updates there are stands beside it anyway.
-    return run.state if not reason or reason.endswith("updates") else f"{run.state}: {reason}"
+    counted = reason.endswith("updates") or " of statistics of " in reason
+    return run.state if not reason or counted else f"{run.state}: {reason}"
 
 
 def _mean_accuracy(run: pb.RunStatus) -> str:

@@ -93,8 +93,8 @@ class Run:
     """Hash of the blob that holds the weights and side tensors after `round` rounds."""
     bit_widths: tuple[int, ...] | None
     round: int
-    calibrated: int
-    """The last round whose model was calibrated, if only by nobody; 0: none."""
+    ready: int
+    """The last round whose model can be handed out, with statistics if any are to be measured; 0: none."""
     bytes_up: int
     bytes_down: int
     created: float
@@ -183,6 +183,8 @@ class RoundCommit:
     round: int
     last: bool
     """Whether the run ends with it; not if a calibration is to follow."""
+    ready: bool
+    """Whether the model can be handed out; not without the calibration that the run has measured for it."""
     model: bytes
     """Hash of the new global model's blob."""
     bit_widths: tuple[int, ...]
@@ -210,6 +212,8 @@ class CalibrationCommit:
     bytes_down: Mapping[int, int]
     metrics: Mapping[str, Any]
     """The round's, with what the calibration adds to them."""
+    keep_models: int
+    """As of a RoundCommit."""
 
 
 class Store:
@@ -416,7 +420,7 @@ class Store:
                     graph=graph,
                     model=model,
                     round=0,
-                    calibrated=0,
+                    ready=0,
                     bytes_up=0,
                     bytes_down=0,
                     created=now,
@@ -480,11 +484,11 @@ class Store:
         return run
 
     def latest_part(self, client_id: str) -> tuple[Run, int] | None:
-        """The newest run with a merged round that the client is in, and its number there."""
+        """The newest run with a model to hand out that the client is in, and its number there."""
         chosen = (
             select(members.c.run_id, members.c.client)
             .join(runs, runs.c.run_id == members.c.run_id)
-            .where(members.c.client_id == client_id, runs.c.round >= 1)
+            .where(members.c.client_id == client_id, runs.c.ready >= 1)
             .order_by(runs.c.sequence.desc())
             .limit(1)
         )
@@ -532,14 +536,7 @@ class Store:
             return _seated(connection, _Address(run_id, number), joining, seats)
 
     def open_calibration(
-        self,
-        run_id: str,
-        number: int,
-        *,
-        deadline: float | None,
-        joining: Iterable[Joining],
-        seats: Sequence[NewSeat],
-        now: float,
+        self, run_id: str, number: int, *, deadline: float | None, seats: Sequence[NewSeat], now: float
     ) -> Round:
         """The calibration of round `number`, the last one merged, begins: who measures which model."""
         address = _Address(run_id, number, "calibration")
@@ -547,7 +544,7 @@ class Store:
             due = select(runs.c.run_id).where(
                 runs.c.run_id == run_id,
                 runs.c.round == number,
-                runs.c.calibrated < number,
+                runs.c.ready < number,
                 runs.c.state == "running",
             )
             if connection.execute(due).one_or_none() is None:
@@ -555,7 +552,7 @@ class Store:
                     f"the calibration of round {number} of run {run_id} cannot open: it is not due"
                 )
             _open(connection, address, len(seats), deadline, now)
-            return _seated(connection, address, joining, seats)
+            return _seated(connection, address, (), seats)
 
     def reopen_round(
         self,
@@ -663,7 +660,7 @@ class Store:
     def reject_update(
         self, run_id: str, number: int, client: int, reason: str, phase: Phase = "training"
     ) -> bool:
-        """The client's update or calibration was bad: it is out of this round and has a strike. False: it was out."""
+        """What the client sent was bad: it is out of this round and has a strike. False: it was out."""
         with self._write() as connection:
             changed = connection.execute(
                 update(seats_table)
@@ -695,6 +692,7 @@ class Store:
             _commit_members(connection, run_id, result)
             moved: dict[str, Any] = {"round": result.round, "model": result.model}
             moved |= {"bit_widths": bytes(result.bit_widths)}
+            moved |= {"ready": result.round} if result.ready else {}
             moved["bytes_up"] = runs.c.bytes_up + sum(result.bytes_up.values())
             moved["bytes_down"] = runs.c.bytes_down + sum(result.bytes_down.values())
             if result.last:
@@ -704,15 +702,11 @@ class Store:
             )
             if kept.rowcount != 1:
                 raise StoreError(f"run {run_id} has ended; round {result.round} cannot be committed")
-            connection.execute(
-                update(rounds)
-                .where(rounds.c.run_id == run_id, rounds.c.round <= result.round - result.keep_models)
-                .values(model=None)
-            )
+            _forget_models(connection, run_id, result.round - result.keep_models)
         return self.run(run_id)
 
     def commit_calibration(self, run_id: str, result: CalibrationCommit, now: float) -> Run:
-        """The round's model has its statistics: they, the metrics and perhaps the run's end, all or nothing."""
+        """The round's model has its statistics: model, metrics and perhaps the run's end, all or nothing."""
         address = _Address(run_id, result.round, "calibration")
         with self._write() as connection:
             closed = connection.execute(update(rounds).where(address.is_open).values(state="committed"))
@@ -725,7 +719,7 @@ class Store:
                 .values(metrics=metrics, model=result.model)
             )
             _commit_measured(connection, run_id, result)
-            moved: dict[str, Any] = {"calibrated": result.round, "model": result.model}
+            moved: dict[str, Any] = {"ready": result.round, "model": result.model}
             moved["bytes_up"] = runs.c.bytes_up + sum(result.bytes_up.values())
             moved["bytes_down"] = runs.c.bytes_down + sum(result.bytes_down.values())
             if result.last:
@@ -735,6 +729,7 @@ class Store:
             )
             if kept.rowcount != 1:
                 raise StoreError(f"run {run_id} has ended; {address} cannot be committed")
+            _forget_models(connection, run_id, result.round - result.keep_models)
         return self.run(run_id)
 
     def blobs_in_use(self) -> set[bytes]:
@@ -875,6 +870,13 @@ def _commit_members(connection: Connection, run_id: str, result: RoundCommit) ->
         )
 
 
+def _forget_models(connection: Connection, run_id: str, newest: int) -> None:
+    """The models of round `newest` and before go, but for the one that is handed out."""
+    ready = select(runs.c.ready).where(runs.c.run_id == run_id).scalar_subquery()
+    old = and_(rounds.c.run_id == run_id, rounds.c.round <= newest, rounds.c.round != ready)
+    connection.execute(update(rounds).where(old).values(model=None))
+
+
 def _commit_measured(connection: Connection, run_id: str, result: CalibrationCommit) -> None:
     for client in result.accuracies.keys() | result.bytes_up.keys() | result.bytes_down.keys():
         values: dict[str, Any] = {
@@ -951,7 +953,7 @@ def _run(row: Row[Any]) -> Run:
         model=row.model,
         bit_widths=_as_widths(row.bit_widths),
         round=row.round,
-        calibrated=row.calibrated,
+        ready=row.ready,
         bytes_up=row.bytes_up,
         bytes_down=row.bytes_down,
         created=row.created,

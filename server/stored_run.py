@@ -21,7 +21,7 @@ class StoredRunError(ValueError):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run after its last merged round."""
+    """A run with the model that it hands out."""
 
     run: Run
     config: RunConfig
@@ -55,13 +55,24 @@ def _find(store: Store, path: Path, name: str | None) -> Run:
 
 
 def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
-    if run.bit_widths is None or run.round < 1:
-        raise StoredRunError(f"run {run.name!r} has not merged a round yet; there is no model to show")
+    handed_out = store.round(run.run_id, run.ready)
+    if handed_out is None or handed_out.model is None or handed_out.metrics is None:
+        raise StoredRunError(_not_ready(run))
     graph = Graph.from_bytes(blobs.read(run.graph))
     config = make_config(run.config)
     members = store.members(run.run_id)
     names = {client.client_id: client.name for client in store.list_clients(revoked=True)}
-    stored = unpack_model(graph, blobs.read(run.model))
-    model = stored.after(run.round, run.bit_widths, tuple(m.record for m in members))
+    stored = unpack_model(graph, blobs.read(handed_out.model))
+    widths = tuple(handed_out.metrics["bit_widths"])
+    model = stored.after(run.ready, widths, tuple(m.record for m in members))
     method = QuantizedMethod(graph, config.recipe(), config.seed)
     return StoredRun(run, config, method, model, {m.client: names[m.client_id] for m in members})
+
+
+def _not_ready(run: Run) -> str:
+    if run.round < 1:
+        return f"run {run.name!r} has not merged a round yet; there is no model to show"
+    return (
+        f"run {run.name!r} has merged {run.round} rounds, but the statistics of none were measured yet; that "
+        f"is done every {run.config.get('evaluate_every', 1)} rounds and at the end: wait for it"
+    )

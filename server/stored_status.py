@@ -50,6 +50,7 @@ def run_status(run: Run, opened: Round | None, last: Round | None) -> pb.RunStat
     if opened is not None:
         status.selected = sum(seat.state != "cut" for seat in opened.seats)
         status.updates = sum(seat.state == "updated" for seat in opened.seats)
+        status.phase = opened.phase
     if last is not None and last.metrics is not None:
         status.metrics.CopyFrom(round_metrics(last.metrics))
     return status

@@ -20,13 +20,12 @@ from torch import nn
 from torch.nn import functional
 
 from fedmpq.edge_client.engine import TrainingError
-from fedmpq.edge_client.local_calibration import calibration_batches
 from fedmpq.edge_client.local_round import batches, require_finite
 from fedmpq.lab.baselines import fedpaq, uveqfed
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.initial import seeded_module, seeded_state
 from fedmpq.lab.methods import Probe
-from fedmpq.model.calibration import MergedStatistics, statistics_names
+from fedmpq.model.calibration import MergedStatistics, calibration_batches, statistics_names
 from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import Calibration, TrainingPlan
 from fedmpq.model.graph import Graph
@@ -149,13 +148,13 @@ class FloatSimulation:
         return FloatAssignment(client.client, model.round, client.budget, final.weights, final.side)
 
     def measure(self, assignment: FloatAssignment, data: Dataset) -> Calibration:
-        """By the module's own BatchNorms: with a momentum of one they hold the statistics of the last batch."""
+        """By the module's own BatchNorms: with a momentum of one they hold the last batch's statistics."""
         load_state(self._module, self._graph, assignment.weights, assignment.side)
         self._module.train()
         plan, merged = self._experiment.plan(), MergedStatistics()
         draws = Draws(self._experiment.seed, assignment.client, assignment.round)
         with torch.no_grad(), _momentum_of_norms(self._module, 1.0):
-            for images in calibration_batches(draws, plan.batch_size, data):
+            for images in calibration_batches(draws, plan.batch_size, data.images):
                 self._module(_real(images, self._graph))
                 _, side = initial_state(self._module, self._graph)
                 merged.add(len(images), {name: side[name] for name in statistics_names(self._graph)})

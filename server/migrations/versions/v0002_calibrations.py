@@ -1,4 +1,4 @@
-"""Rounds and seats have a phase, runs know their last calibration; settings bear the names of this version."""
+"""Rounds and seats have a phase, runs know what they hand out; settings bear the names of this version."""
 
 import json
 
@@ -10,7 +10,8 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    op.add_column("runs", sa.Column("calibrated", sa.Integer(), nullable=False, server_default="0"))
+    op.add_column("runs", sa.Column("ready", sa.Integer(), nullable=False, server_default="0"))
+    op.execute("UPDATE runs SET ready = round")
     _make_tables()
     shared = "state, target, opened, deadline, extended, metrics, model"
     op.execute(
