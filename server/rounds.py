@@ -438,7 +438,9 @@ class Coordinator:
         ]
         here = len(self.open.seats("selected")) - len(gone)
         others = await self._others()
-        count = min(len(others), max(0, needed - here))
+        # Statistics cost little: whoever is here is asked, beside those who may yet answer.
+        wanted = max(0, needed - here) if self.open.round.phase == "training" else len(others)
+        count = min(len(others), wanted)
         deadline = self._deadline(self.clock(), self.open.round.phase)
         await self._reopen(others, count, deadline=deadline, extended=True, cut=gone[:count])
         self.tally.extended += 1

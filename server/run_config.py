@@ -44,7 +44,7 @@ class RunConfig(MethodSettings):
     """Share of `clients_per_round` without whose updates no round is merged."""
     deadline_seconds: float = 0.0
     """After this long a round closes with the updates it has, if they are a quorum; 0: never."""
-    calibration_seconds: float = 600.0
+    calibration_seconds: float = 300.0
     """After this long a calibration closes with the statistics it has."""
     calibration_data: str | None = None
     """Images on which the server measures BatchNorm's statistics; without them clients do, on theirs."""

@@ -19,7 +19,7 @@ def test_the_same_seed_gives_the_same_model(tmp_path: Path, per_round: int, data
         assert_same(federation.finish(), federation.simulated())
 
 
-def test_so_it_does_with_an_average_and_moved_statistics(tmp_path: Path) -> None:
+def test_so_it_does_with_an_average_and_measured_statistics(tmp_path: Path) -> None:
     settings = {"profile": "best", "clients_per_round": 2, "min_clients": 3}
     with Federation(tmp_path, (2, 4, 8), settings) as federation:
         federation.start_server()
@@ -29,3 +29,6 @@ def test_so_it_does_with_an_average_and_moved_statistics(tmp_path: Path) -> None
     weights = [name for name in model if name.startswith("weights/")]
     # Three rounds: the average is no longer the model itself.
     assert all(model[name].tobytes() != model[f"average-{name}"].tobytes() for name in weights)
+    boards = [(tmp_path / f"board-{number}.log").read_text() for number in range(3)]
+    assert all("round 3 of 3, statistics" in text for text in boards), "at the end everybody measures"
+    assert sum("round 1 of 3, statistics" in text for text in boards) == 2, "before, those who trained"

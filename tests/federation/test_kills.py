@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.federation.federation import Arrays, Federation, assert_same
-from tools.programs import Program, wait_for_port
+from tools.programs import PATIENCE, Program, wait_for_port
 from tools.tcp_proxy import Proxy
 
 BUDGETS = (2, 8)
@@ -86,6 +86,28 @@ def test_a_board_is_killed(tmp_path: Path, undisturbed: Arrays) -> None:
             slow.rate = None
             board.restart()
             assert_same(federation.finish(), undisturbed)
+
+
+def test_both_are_killed_while_statistics_are_measured(tmp_path: Path, undisturbed: Arrays) -> None:
+    """The board after its download, before its upload or after it; the server with none or some answers."""
+    with Federation(tmp_path, BUDGETS, SETTINGS) as federation:
+        server = federation.start_server()
+        federation.start_boards()
+        board = federation.boards[0]
+        for number in range(1, SETTINGS["rounds"] + 1):
+            wait_for_text(board, f"round {number} of {SETTINGS['rounds']}, statistics")
+            for killed in ((server, board), (board,), (server,))[number % 3]:
+                killed.kill()
+                killed.restart()
+        assert_same(federation.finish(), undisturbed)
+        assert "calibration goes on" in server.text(), "a server came back to an open calibration"
+
+
+def wait_for_text(program: Program, text: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while text not in program.text():
+        assert time.monotonic() < until, f"{text!r} was not said: {program.last_words()}"
+        time.sleep(0.005)
 
 
 def test_connections_are_cut_and_stall(tmp_path: Path, undisturbed: Arrays) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
@@ -16,7 +16,15 @@ from typing import Any
 
 import grpc.aio
 
-from fedmpq.model.exchange_wire import decode_update, encode_model, encode_update
+from fedmpq.model.exchange import Calibration
+from fedmpq.model.exchange_wire import (
+    decode_calibration,
+    decode_update,
+    encode_calibration,
+    encode_model,
+    encode_update,
+    plan_to_message,
+)
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.blobs import Outgoing, Uploads, open_blobs
@@ -33,7 +41,7 @@ from fedmpq.server.state import ClientRecord, GlobalModel
 from fedmpq.server.store import Run, Store
 from fedmpq.server.tokens import make_token
 from tests.server.small_model import GRAPH, first_state
-from tests.server.stand_in import StandIn, nudge
+from tests.server.stand_in import StandIn, made_up, nudge
 
 PATIENCE = 60.0
 THREADS = 8
@@ -53,8 +61,13 @@ def small_config(**settings: Any) -> RunConfig:
     return make_config({**plain, **settings})
 
 
-def expected_model(config: RunConfig, clients: Sequence[tuple[float, int]]) -> GlobalModel:
-    """What an undisturbed run of stand-ins with these (budget, samples) comes to, without any server."""
+def expected_model(
+    config: RunConfig, clients: Sequence[tuple[float, int]], measuring: Collection[int] | None = None
+) -> GlobalModel:
+    """What an undisturbed run of stand-ins with these (budget, samples) comes to, without any server.
+
+    Of those whose turn it is, `measuring` measure statistics, or all.
+    """
     method = QuantizedMethod(GRAPH, config.recipe(), config.seed)
     records = [ClientRecord(n, budget, samples) for n, (budget, samples) in enumerate(clients)]
     model = method.start(*first_state(), records)
@@ -64,11 +77,22 @@ def expected_model(config: RunConfig, clients: Sequence[tuple[float, int]]) -> G
         for record in chosen:
             sent = method.assign(model, record)
             payload = encode_model(GRAPH, sent.layers, sent.side)
-            assignment = pb.Assignment(round=number, client=record.client, run_id="r")
+            plan = plan_to_message(sent.plan)
+            assignment = pb.Assignment(round=number, client=record.client, run_id="r", plan=plan)
             update = encode_update(GRAPH, "r", nudge(GRAPH, assignment, payload, record.samples))
             updates.append(decode_update(GRAPH, update)[1])
         model = method.merge(model, updates)
+        if config.calibrates_after(number):
+            asked = chosen if number < config.rounds else model.clients
+            able = [record for record in asked if measuring is None or record.client in measuring]
+            model = method.calibrated(model, [_calibration(number, record) for record in able])
     return model
+
+
+def _calibration(number: int, record: ClientRecord) -> Calibration:
+    assignment = pb.Assignment(round=number, client=record.client)
+    data = encode_calibration(GRAPH, "r", made_up(GRAPH, assignment, b"", record.samples))
+    return decode_calibration(GRAPH, data)[1]
 
 
 class Federation:

@@ -14,8 +14,9 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from fedmpq.model.exchange import Evaluation, Update
-from fedmpq.model.exchange_wire import decode_model, digest, encode_update
+from fedmpq.model.calibration import statistics_names
+from fedmpq.model.exchange import Calibration, Evaluation, Update
+from fedmpq.model.exchange_wire import decode_model, digest, encode_calibration, encode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import PackedLayer
 from fedmpq.proto import federation_pb2 as pb
@@ -26,10 +27,12 @@ WELCOME_SECONDS = 2.0
 # INTERNAL is what gRPC makes of a write to a server that has just gone.
 RETRY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
 Train = Callable[[Graph, pb.Assignment, bytes, int], Update]
+Measure = Callable[[Graph, pb.Assignment, bytes, int], Calibration]
 
 
 def nudge(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Update:
-    """The model as it was sent, with a few of the lowest bits turned over and the side tensors scaled."""
+    """The model as it was sent, with a few of the lowest bits turned over and the side tensors scaled; where
+    changes are due, the same planes as a change of few 256ths of a step."""
     layers, side = decode_model(graph, payload)
     draws = np.random.default_rng((assignment.client, assignment.round))
     turned = {}
@@ -38,7 +41,8 @@ def nudge(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int)
         weights = int(np.prod(graph.weight_shape(name)))
         for index in draws.integers(0, weights, 5):
             planes[0, index // 8] ^= np.uint8(1 << (index % 8))
-        turned[name] = PackedLayer(planes, layer.step)
+        carried = assignment.plan.update == "carried"
+        turned[name] = PackedLayer(planes, np.ones_like(layer.step) if carried else layer.step)
     scale = np.float32(1 + 0.01 * draws.random())
     return Update(
         round=assignment.round,
@@ -52,6 +56,15 @@ def nudge(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int)
     )
 
 
+def made_up(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Calibration:
+    """Small means and variances below one, by a rule of the client's number and the round."""
+    draws = np.random.default_rng((assignment.client, assignment.round))
+    shapes = graph.side_shapes()
+    found = {name: draws.uniform(0.1, 0.6, shapes[name]) for name in statistics_names(graph)}
+    statistics = {name: values.astype(np.float32) for name, values in found.items()}
+    return Calibration(assignment.round, assignment.client, samples, statistics)
+
+
 @dataclass
 class StandIn:
     """One client; `run` takes part in rounds until its run has ended."""
@@ -63,9 +76,13 @@ class StandIn:
     identity: str = ""
     credentials: grpc.ChannelCredentials | None = None
     train: Train = nudge
+    measure: Measure = made_up
     finished: list[str] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     receipts: dict[int, pb.Receipt] = field(default_factory=dict)
+    """Of its updates, by round."""
+    measured: dict[int, pb.Receipt] = field(default_factory=dict)
+    """Of its calibrations."""
     bytes_down: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -154,8 +171,11 @@ class StandIn:
         """Train and upload; a round that is over meanwhile is let go."""
         over = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND)
         try:
-            update = self.update(assignment, await self.download(assignment.payload))
-            self.receipts[assignment.round] = await self.upload(assignment.run_id, assignment.round, update)
+            payload = await self.download(assignment.payload)
+            training = assignment.phase == pb.TRAINING
+            answer = self.update(assignment, payload) if training else self.calibration(assignment, payload)
+            receipt = await self.upload(assignment.run_id, assignment.round, answer, phase=assignment.phase)
+            (self.receipts if training else self.measured)[assignment.round] = receipt
         except grpc.aio.AioRpcError as error:
             if error.code() not in over:
                 raise
@@ -164,6 +184,11 @@ class StandIn:
         assert self._graph is not None
         made = self.train(self._graph, assignment, payload, self.samples)
         return encode_update(self._graph, assignment.run_id, made)
+
+    def calibration(self, assignment: pb.Assignment, payload: bytes) -> bytes:
+        assert self._graph is not None
+        made = self.measure(self._graph, assignment, payload, self.samples)
+        return encode_calibration(self._graph, assignment.run_id, made)
 
     async def download(self, name: bytes, offset: int = 0) -> bytes:
         data = bytearray()
@@ -175,9 +200,16 @@ class StandIn:
             assert digest(bytes(data)) == name
         return bytes(data)
 
-    async def upload(self, run_id: str, number: int, data: bytes, offset: int = 0) -> pb.Receipt:
+    async def upload(
+        self, run_id: str, number: int, data: bytes, offset: int = 0, phase: pb.Phase = pb.TRAINING
+    ) -> pb.Receipt:
         header = pb.UploadHeader(
-            run_id=run_id, round=number, payload=digest(data), payload_bytes=len(data), offset=offset
+            run_id=run_id,
+            round=number,
+            payload=digest(data),
+            payload_bytes=len(data),
+            offset=offset,
+            phase=phase,
         )
         return await self.send_upload(header, data[offset:])
 

@@ -413,7 +413,7 @@ def test_hostile_uploads_change_nothing(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with federation(tmp_path) as server:
-            config = small_config(clients_per_round=2, rounds=1)
+            config = small_config(clients_per_round=2, rounds=1, statistics="averaged")
             run = server.queue(config)
             first, second, outsider = await server.clients(8, 4, 4)
             (_, update), (_, others) = await asyncio.gather(prepared(first), prepared(second))
@@ -435,6 +435,8 @@ def test_hostile_uploads_change_nothing(tmp_path: Path) -> None:
                 ({"round": 2}, update, grpc.StatusCode.FAILED_PRECONDITION),
                 ({"round": 0}, update, grpc.StatusCode.FAILED_PRECONDITION),
                 ({"round": 2**32 - 1}, update, grpc.StatusCode.FAILED_PRECONDITION),
+                ({"phase": pb.CALIBRATION}, update, grpc.StatusCode.FAILED_PRECONDITION),
+                ({"phase": 7}, update, grpc.StatusCode.INVALID_ARGUMENT),
                 ({"run_id": ""}, update, grpc.StatusCode.FAILED_PRECONDITION),
                 ({"run_id": "\0"}, update, grpc.StatusCode.FAILED_PRECONDITION),
                 ({"run_id": "x" * 10_000}, update, grpc.StatusCode.FAILED_PRECONDITION),

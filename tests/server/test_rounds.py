@@ -12,9 +12,12 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from fedmpq.model.exchange import Update
+from fedmpq.model.calibration import statistics_names
+from fedmpq.model.exchange import Calibration, Update
 from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.server import rounds
+from fedmpq.server.method import QuantizedMethod
 from tests.server.loopback import (
     PATIENCE,
     close_all,
@@ -24,7 +27,8 @@ from tests.server.loopback import (
     same_model,
     small_config,
 )
-from tests.server.stand_in import StandIn, nudge
+from tests.server.small_model import GRAPH
+from tests.server.stand_in import StandIn, made_up, nudge
 
 
 @pytest.mark.parametrize("profile", ["paper", "best"])
@@ -133,7 +137,11 @@ async def both_assigned(*clients: StandIn) -> list[pb.Assignment]:
 def test_over_selection_closes_with_the_fastest_and_tells_the_rest(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
-            server.queue(small_config(clients_per_round=2, over_selection=0.5, min_clients=3, rounds=2))
+            server.queue(
+                small_config(
+                    clients_per_round=2, over_selection=0.5, min_clients=3, rounds=2, calibration_seconds=1
+                )
+            )
             clients = await server.clients(4, 4, 4)
             hold = asyncio.Event()
             slow = clients[1]
@@ -150,8 +158,9 @@ def test_over_selection_closes_with_the_fastest_and_tells_the_rest(tmp_path: Pat
             await server.until(lambda: server.store.run(run.run_id).state == "finished")
             hold.set()
             assert await asyncio.wait_for(asyncio.gather(*running), PATIENCE) == ["finished"] * 3
-            assert slow.cancelled == [1, 2]
+            assert slow.cancelled == [1, 2, 2], "twice as one that trains, and in the run's calibration"
             assert slow.receipts == {}, "what comes too late is refused"
+            assert slow.measured == {}
             stored = server.store.round(run.run_id, 1)
             assert stored is not None
             assert [seat.state for seat in stored.seats] == ["updated", "cut", "updated"]
@@ -164,14 +173,18 @@ def test_over_selection_closes_with_the_fastest_and_tells_the_rest(tmp_path: Pat
 def test_a_deadline_closes_with_a_quorum(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
-            run = server.queue(small_config(clients_per_round=2, quorum=0.5, deadline_seconds=0.5, rounds=1))
+            config = small_config(clients_per_round=2, quorum=0.5, deadline_seconds=0.5, rounds=1)
+            run = server.queue(replace(config, calibration_seconds=1.0))
             quick, silent = await server.clients(4, 4)
             silent.work = never  # type: ignore[method-assign]
             assert await run_all([quick, silent]) == ["finished"] * 2
             stored = server.store.round(run.run_id, 1)
             assert stored is not None
             assert [seat.state for seat in stored.seats] == ["updated", "cut"]
-            assert silent.cancelled == [1]
+            assert silent.cancelled == [1, 1]
+            measured = server.store.round(run.run_id, 1, "calibration")
+            assert measured is not None
+            assert [seat.state for seat in measured.seats] == ["updated", "cut"]
 
     asyncio.run(scenario())
 
@@ -183,7 +196,8 @@ async def never(assignment: pb.Assignment) -> None:
 def test_without_a_quorum_the_round_goes_on_with_those_who_are_here(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
-            run = server.queue(small_config(clients_per_round=2, deadline_seconds=0.4, rounds=1))
+            config = small_config(clients_per_round=2, deadline_seconds=0.4, rounds=1, calibration_seconds=1)
+            run = server.queue(config)
             first, lost, spare = await server.clients(4, 4, 4)
             lost.work = never  # type: ignore[method-assign]
             running = [asyncio.create_task(client.run()) for client in (first, lost)]
@@ -349,6 +363,184 @@ def test_a_revoked_client_is_selected_no_more(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await asyncio.wait_for(running, PATIENCE)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+# Calibration
+
+
+def test_those_who_trained_measure_and_at_the_end_everybody_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(
+                small_config(clients_per_round=2, min_clients=4, rounds=5, evaluate_every=2, keep_models=5)
+            )
+            clients = await server.clients(2, 4, 6, 8)
+            assert await run_all(clients) == ["finished"] * 4
+            for number in range(1, 6):
+                trained = server.store.round(run.run_id, number)
+                measured = server.store.round(run.run_id, number, "calibration")
+                assert trained is not None
+                assert (measured is not None) == (number in (2, 4, 5))
+                if measured is None:
+                    continue
+                who = {seat.client for seat in measured.seats}
+                assert who == ({0, 1, 2, 3} if number == 5 else {seat.client for seat in trained.seats})
+                assert trained.metrics is not None
+                assert trained.metrics["calibrated_by"] == len(who)
+                assert trained.metrics["calibrated_on"] == "clients"
+            assert server.store.run(run.run_id).ready == 5
+            assert sum(len(client.measured) for client in clients) == 2 + 2 + 4
+
+    asyncio.run(scenario())
+
+
+def test_statistics_that_cannot_be_cost_their_sender_and_not_the_calibration(tmp_path: Path) -> None:
+    def absurd(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Calibration:
+        honest = made_up(graph, assignment, payload, samples)
+        wild = {name: tensor * np.float32(1e4) for name, tensor in honest.statistics.items()}
+        return replace(honest, statistics=wild)
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            config = small_config(clients_per_round=3, rounds=1)
+            run = server.queue(config)
+            clients = await server.clients(4, 4, 8)
+            bad = clients[1]
+            bad.measure = absurd
+            refused = only_told(bad)
+            assert await run_all(clients) == ["finished"] * 3
+            assert [error.code() for error in refused] == [grpc.StatusCode.INVALID_ARGUMENT]
+            assert "is possible with the model that was sent" in (refused[0].details() or "")
+            assert [member.strikes for member in server.store.members(run.run_id)] == [0, 1, 0]
+            stored = server.store.round(run.run_id, 1)
+            assert stored is not None
+            assert stored.metrics is not None
+            assert (stored.metrics["calibrated_by"], stored.metrics["rejected"]) == (2, 1)
+            others = expected_model(config, [(c.budget, c.samples) for c in clients], measuring={0, 2})
+            assert same_model(server.model(), others)
+
+    asyncio.run(scenario())
+
+
+def only_told(client: StandIn) -> list[grpc.aio.AioRpcError]:
+    """The refusals of a client that goes on all the same."""
+    refused: list[grpc.aio.AioRpcError] = []
+    original = client.work
+
+    async def go_on(assignment: pb.Assignment) -> None:
+        try:
+            await original(assignment)
+        except grpc.aio.AioRpcError as error:
+            refused.append(error)
+
+    client.work = go_on  # type: ignore[method-assign]
+    return refused
+
+
+def test_a_board_that_is_gone_does_not_hold_up_a_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "AWAY_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(clients_per_round=2, rounds=1, calibration_seconds=10_000))
+            stays, goes = await server.clients(4, 8)
+            original = goes.work
+
+            async def leave_after_training(assignment: pb.Assignment) -> None:
+                if assignment.phase == pb.CALIBRATION:
+                    raise asyncio.CancelledError
+                await original(assignment)
+
+            goes.work = leave_after_training  # type: ignore[method-assign]
+            leaving = asyncio.create_task(goes.run())
+            staying = asyncio.create_task(stays.run())
+            await asyncio.gather(leaving, return_exceptions=True)
+            await goes.close()
+            assert await asyncio.wait_for(staying, PATIENCE) == "finished"
+            measured = server.store.round(run.run_id, 1, "calibration")
+            assert measured is not None
+            assert [seat.state for seat in measured.seats] == ["updated", "cut"]
+            await stays.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_calibration_that_nobody_answers_asks_others(tmp_path: Path) -> None:
+    """A run does not end with statistics that nobody measured."""
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(clients_per_round=1, rounds=1, calibration_seconds=1))
+            silent, late = await server.clients(4, 8)
+            original = silent.work
+
+            async def train_only(assignment: pb.Assignment) -> None:
+                if assignment.phase == pb.TRAINING:
+                    await original(assignment)
+
+            silent.work = train_only  # type: ignore[method-assign]
+            running = asyncio.create_task(silent.run())
+            await server.until(lambda: server.coordinator.tally.extended >= 1)
+            assert server.store.run(run.run_id).state == "running"
+            assert await run_all([late]) == ["finished"]
+            assert await asyncio.wait_for(running, PATIENCE) == "finished"
+            measured = server.store.round(run.run_id, 1, "calibration")
+            assert measured is not None
+            assert {seat.client: seat.state for seat in measured.seats} == {0: "cut", 1: "updated"}
+            await close_all([silent])
+
+    asyncio.run(scenario())
+
+
+def test_the_server_measures_on_its_own_images(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    labels = np.arange(40) % 5
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(rounds=2, calibration_data=str(tmp_path / "own.npz")))
+            clients = await server.clients(4, 8)
+            assert await run_all(clients) == ["finished"] * 2
+            assert all(client.measured == {} for client in clients)
+            stored = server.store.round(run.run_id, 2)
+            assert stored is not None
+            assert stored.metrics is not None
+            assert stored.metrics["calibrated_on"] == "server"
+            assert server.store.run(run.run_id).ready == 2
+            model = server.model()
+            method = QuantizedMethod(GRAPH, small_config().recipe(), 0)
+            again = method.calibrated_on(model, images[..., None])
+            for name in statistics_names(GRAPH):
+                np.testing.assert_array_equal(again.final.side[name], model.final.side[name])
+            assert (model.final.side["bn1.running_var"] != model.side["bn1.running_var"]).any()
+
+    asyncio.run(scenario())
+
+
+def test_a_calibration_waits_while_the_run_is_paused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(clients_per_round=1, rounds=1))
+            (client,) = await server.clients(4)
+            original = client.work
+
+            async def pause_then_train(assignment: pb.Assignment) -> None:
+                if assignment.phase == pb.TRAINING:
+                    await server.coordinator.pause(run.run_id)
+                await original(assignment)
+
+            client.work = pause_then_train  # type: ignore[method-assign]
+            running = asyncio.create_task(client.run())
+            await server.until(lambda: server.coordinator.waiting_for == "the operator")
+            assert server.store.round(run.run_id, 1, "calibration") is None
+            await server.coordinator.resume(run.run_id)
+            assert await asyncio.wait_for(running, PATIENCE) == "finished"
             await client.close()
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -22,6 +24,7 @@ from fedmpq.server import database
 from fedmpq.server.database import DatabaseError, open_database, sqlite_url
 from fedmpq.server.state import ClientRecord
 from fedmpq.server.store import (
+    CalibrationCommit,
     Joining,
     NameTaken,
     NewSeat,
@@ -216,11 +219,14 @@ def opened(store: Store, run: Run, clients: int = 2, number: int = 1) -> Round:
     )
 
 
-def commit(number: int, last: bool = False, model: bytes = b"n" * 32, keep: int = 1) -> RoundCommit:
+def commit(
+    number: int, last: bool = False, model: bytes = b"n" * 32, keep: int = 1, ready: bool = True
+) -> RoundCommit:
     records = [ClientRecord(n, 4.0, 10, (4, 4, 4), (3, 4, 4)) for n in range(2)]
     return RoundCommit(
         round=number,
         last=last,
+        ready=ready,
         model=model,
         bit_widths=(4, 4, 3),
         records=records,
@@ -261,6 +267,68 @@ def test_models_are_kept_as_long_as_asked(store: Store) -> None:
         opened(store, run, number=number)
         store.commit_round(run.run_id, commit(number, model=bytes([number]) * 32, keep=3), NOW)
     assert store.blobs_in_use() == {b"g" * 32, b"\2" * 32, b"\3" * 32, b"\4" * 32}
+
+
+def calibrated(number: int, last: bool = False, model: bytes = b"c" * 32) -> CalibrationCommit:
+    return CalibrationCommit(
+        round=number,
+        last=last,
+        model=model,
+        accuracies={1: 0.75},
+        bytes_up={0: 1},
+        bytes_down={0: 2, 1: 3},
+        metrics={"loss": 1.0, "calibrated_by": 1},
+        keep_models=1,
+    )
+
+
+def open_calibration(store: Store, run: Run, number: int = 1) -> Round:
+    return store.open_calibration(run.run_id, number, deadline=NOW + 5, seats=[seat(0), seat(1)], now=NOW)
+
+
+def test_a_calibration_is_a_round_of_its_own_that_ends_the_run(store: Store) -> None:
+    run = queue(store)
+    opened(store, run)
+    with pytest.raises(StoreError, match="not due"):
+        open_calibration(store, run)
+    store.commit_round(run.run_id, commit(1, ready=False), NOW)
+    assert store.run(run.run_id).ready == 0
+    current = open_calibration(store, run)
+    assert (current.phase, current.deadline) == ("calibration", NOW + 5)
+    assert store.current_round(run.run_id) == current
+    receipt = store.add_update(run.run_id, 1, 0, b"s" * 32, 50, "calibration")
+    assert store.add_update(run.run_id, 1, 0, b"s" * 32, 50, "calibration") == receipt
+    with pytest.raises(UpdateRefused):
+        store.add_update(run.run_id, 1, 0, b"t" * 32, 50)
+    assert b"s" * 32 in store.blobs_in_use()
+    assert store.reject_update(run.run_id, 1, 1, "negative", "calibration")
+    assert store.members(run.run_id)[1].strikes == 1
+    done = store.commit_calibration(run.run_id, calibrated(1, last=True), NOW)
+    assert (done.state, done.ready, done.model) == ("finished", 1, b"c" * 32)
+    assert (done.bytes_up, done.bytes_down) == (15 + 1, 19 + 5)
+    trained = store.round(run.run_id, 1)
+    assert trained is not None
+    assert (trained.model, trained.metrics) == (b"c" * 32, {"loss": 1.0, "calibrated_by": 1})
+    assert store.members(run.run_id)[1].accuracy == 0.75
+    assert store.blobs_in_use() == {b"g" * 32, b"c" * 32}
+    with pytest.raises(StoreError, match="not open"):
+        store.commit_calibration(run.run_id, calibrated(1), NOW)
+
+
+def test_what_is_handed_out_is_kept_until_the_next_calibration(store: Store) -> None:
+    run = queue(store)
+    for number in range(1, 5):
+        opened(store, run, number=number)
+        model = bytes([number]) * 32
+        store.commit_round(run.run_id, commit(number, model=model, ready=False), NOW)
+        if number in (1, 4):
+            open_calibration(store, run, number)
+            store.commit_calibration(run.run_id, calibrated(number, model=bytes([10 + number]) * 32), NOW)
+        handed_out = 11 if number < 4 else 14
+        newest = handed_out if number in (1, 4) else number
+        assert store.run(run.run_id).ready == (1 if number < 4 else 4)
+        expected = {b"g" * 32, bytes([handed_out]) * 32, bytes([newest]) * 32}
+        assert store.blobs_in_use() == expected, number
 
 
 def test_an_update_repeated_is_an_update_once(store: Store) -> None:
@@ -392,6 +460,43 @@ def test_the_migrations_make_the_tables(database_url: str) -> None:
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), database.metadata) == []
     engine.dispose()
+
+
+def test_a_database_of_the_first_version_is_taken_over(database_url: str) -> None:
+    """With a finished run and one in the middle of a round, as the version before left them."""
+    engine = database._make_engine(database_url)
+    with database.writing(engine) as connection:
+        config = Config()
+        config.set_main_option("script_location", "fedmpq.server:migrations")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for sequence, name, state, done in ((1, "old", "finished", 3), (2, "now", "running", 0)):
+            settings = {"name": name, "rounds": 3, "lasso": 0.01, "moved_statistics": True}
+            connection.execute(
+                text(
+                    "INSERT INTO runs (sequence, run_id, name, config, class_names, state, reason, graph, "
+                    "model, round, bytes_up, bytes_down, created) VALUES (:sequence, :name, :name, :config, "
+                    "'[]', :state, '', :blob, :blob, :done, 0, 0, 1.0)"
+                ),
+                {"sequence": sequence, "name": name, "config": json.dumps(settings), "state": state}
+                | {"done": done, "blob": b"b"},
+            )
+        connection.execute(
+            text(
+                "INSERT INTO rounds (run_id, round, state, target, opened, extended) "
+                "VALUES ('now', 1, 'open', 2, 1.0, 0)"
+            )
+        )
+    engine.dispose()
+    store = Store.open(database_url)
+    assert [run.ready for run in (store.run("old"), store.run("now"))] == [3, 0]
+    kept = store.run("old").config
+    assert (kept["statistics"], kept["lasso"]) == ("calibrated", None)
+    assert "moved_statistics" not in kept
+    current = store.current_round("now")
+    assert current is not None
+    assert (current.round, current.phase) == (1, "training")
+    store.close()
 
 
 def test_the_newest_migration_is_the_one_the_code_names() -> None:

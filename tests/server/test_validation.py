@@ -10,24 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpq.model.exchange import Assignment, Evaluation, Update, unpack_layers
-from fedmpq.model.exchange_wire import decode_model, encode_model, encode_update
+from fedmpq.model.calibration import measure
+from fedmpq.model.exchange import Assignment, Calibration, Evaluation, Update, rounded_side, unpack_layers
+from fedmpq.model.exchange_wire import decode_model, encode_calibration, encode_model, encode_update
 from fedmpq.model.quantized import PackedLayer
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto import payload_pb2
 from fedmpq.server.method import QuantizedMethod
 from fedmpq.server.state import ClientRecord
-from fedmpq.server.validation import Expected, Rejected, check_update
+from fedmpq.server.validation import Expected, Rejected, check_calibration, check_update
 from tests.server.loopback import small_config
 from tests.server.small_model import GRAPH, first_state
-from tests.server.stand_in import nudge
+from tests.server.stand_in import made_up, nudge
 
 RUN = "f" * 32
 SAMPLES = 10
 
 
 def sent() -> Assignment:
-    method = QuantizedMethod(GRAPH, small_config().recipe(), 0)
+    method = QuantizedMethod(GRAPH, small_config(profile="paper").recipe(), 0)
     client = ClientRecord(3, 4.0, SAMPLES)
     return method.assign(method.start(*first_state(), [client]), client)
 
@@ -210,3 +211,103 @@ def test_fields_nobody_knows_are_skipped() -> None:
     """Field 99, of a version to come."""
     assert check_or_reject(GOOD_BYTES + b"\x9a\x06\x03abc") is not None
     decode_model(GRAPH, encode_model(GRAPH, SENT.layers, SENT.side) + b"\x9a\x06\x03abc")
+
+
+# Changes, as the carried rule returns them
+
+
+CARRIED = replace(EXPECTED, update="carried")
+CHANGED = nudge(
+    GRAPH,
+    pb.Assignment(run_id=RUN, round=1, client=3, plan=pb.TrainingPlan(update="carried")),
+    encode_model(GRAPH, SENT.layers, SENT.side),
+    SAMPLES,
+)
+
+
+def changed(edit: Callable[[PackedLayer], PackedLayer]) -> bytes:
+    layers = {**CHANGED.layers, "conv2": edit(CHANGED.layers["conv2"])}
+    return encode_update(GRAPH, RUN, replace(CHANGED, layers=layers))
+
+
+def test_an_honest_change_passes() -> None:
+    update = check_update(GRAPH, encode_update(GRAPH, RUN, CHANGED), CARRIED)
+    assert {name: float(layer.step) for name, layer in update.layers.items()} == dict.fromkeys(
+        CHANGED.layers, 1.0
+    )
+
+
+@pytest.mark.parametrize("step", [0.5, 1.5, 2.0 * 256 * 256 + 1])
+def test_a_change_moves_by_whole_256ths(step: float) -> None:
+    data = changed(lambda layer: PackedLayer(layer.planes, np.full_like(layer.step, step)))
+    with pytest.raises(Rejected, match=r"'conv2' has a step that is no whole number in 1\.\.131072"):
+        check_update(GRAPH, data, CARRIED)
+
+
+def test_a_change_has_the_bits_that_were_dealt() -> None:
+    for planes in (CHANGED.layers["conv2"].planes[1:], np.vstack([CHANGED.layers["conv2"].planes] * 2)[:8]):
+        data = changed(lambda layer, planes=planes: PackedLayer(planes, layer.step))
+        with pytest.raises(Rejected, match=r"'conv2' has . bits; it was dealt"):
+            check_update(GRAPH, data, CARRIED)
+
+
+def test_the_norm_of_a_change_is_bounded() -> None:
+    with pytest.raises(Rejected, match="max_update_norm is 4"):
+        check_update(
+            GRAPH, changed(lambda layer: PackedLayer(layer.planes, np.full_like(layer.step, 131072))), CARRIED
+        )
+
+
+# Calibrations
+
+
+MEASURED = made_up(GRAPH, pb.Assignment(round=1, client=3), b"", SAMPLES)
+
+
+def with_statistic(name: str, value: float, channel: int = 1) -> Calibration:
+    tensor = MEASURED.statistics[name].copy()
+    tensor[channel] = value
+    return replace(MEASURED, statistics={**MEASURED.statistics, name: tensor})
+
+
+def test_honest_statistics_pass() -> None:
+    """Those of any images: real ones, black, white, and noise."""
+    random = np.random.default_rng(0)
+    for images in (
+        np.zeros((2, 8, 8, 1), np.uint8),
+        np.full((3, 8, 8, 1), 255, np.uint8),
+        random.integers(0, 256, (7, 8, 8, 1), np.uint8),
+        255 * random.integers(0, 2, (7, 8, 8, 1), np.uint8),
+    ):
+        statistics = measure(GRAPH, EXPECTED.layers, EXPECTED.side, [images])
+        found = replace(MEASURED, statistics=rounded_side(statistics, 16))
+        assert check_calibration(GRAPH, encode_calibration(GRAPH, RUN, found), EXPECTED).samples == SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("calibration", "message"),
+    [
+        (replace(MEASURED, round=2), "of round 2, not 1"),
+        (replace(MEASURED, client=4), "of client 4; its sender is 3"),
+        (replace(MEASURED, samples=11), "11 samples"),
+        (replace(MEASURED, samples=0), "0 samples"),
+        (with_statistic("bn1.running_var", -0.1), "'bn1.running_var' holds a negative variance"),
+        (with_statistic("bn1.running_var", float("nan")), "'bn1.running_var'"),
+        (with_statistic("bn2.running_mean", float("inf")), "'bn2.running_mean'"),
+        (with_statistic("bn2.running_mean", -1e4), "'bn2.running_mean' has -1e.04 in channel 1; at most"),
+        (
+            with_statistic("bn2.running_var", 1e4),
+            r"'bn2.running_var' has 1e.04 in channel 1; at most .* possible",
+        ),
+    ],
+)
+def test_statistics_that_cannot_be_are_rejected(calibration: Calibration, message: str) -> None:
+    with pytest.raises(Rejected, match=message):
+        check_calibration(GRAPH, encode_calibration(GRAPH, RUN, calibration), EXPECTED)
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=300))
+def test_no_bytes_break_a_calibration(data: bytes) -> None:
+    with pytest.raises(Rejected):
+        check_calibration(GRAPH, data, EXPECTED)
