@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from fedmpq.edge_client.channel import make_endpoint
 from fedmpq.edge_client.engine import Batch, EpochResult
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
+from fedmpq.model.change import Fractions
 from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import MIN_SAMPLES, TrainingPlan, pack_layers, payload_bytes
 from fedmpq.model.graph import Graph
@@ -42,6 +43,9 @@ class NoopEngine:
 
     def layers(self) -> Layers:
         return self._models[-1][1]
+
+    def fractions(self) -> Mapping[str, Fractions]:
+        return {name: np.zeros(layer.codes.size, np.int8) for name, layer in self.layers().items()}
 
     def side(self) -> Side:
         return self._models[-1][2]

@@ -158,10 +158,9 @@ class Session:
         self._chunk_bytes = chunk_length(welcome.chunk_bytes)
         log.info("connected to %s (fedmpq %s)", self._endpoint.address, welcome.server_version or "unknown")
         if self._job is None and (waiting := self._state.mailbox.pending()) is not None:
-            log.info(
-                "round %d: its update was not delivered yet", waiting.key.round, extra=_facts(waiting.key)
-            )
-            self._start(waiting.key, self._deliver(waiting, resumed=True))
+            key = waiting.key
+            log.info("round %d: its %s was not delivered yet", key.round, _answer(key), extra=_facts(key))
+            self._start(key, self._deliver(waiting, resumed=True))
 
     def _describe(self, run: pb.RunDescription) -> None:
         known = self._runs.get(run.run_id)
@@ -322,7 +321,7 @@ class Session:
     async def _deliver(self, pending: Pending, resumed: bool) -> None:
         """Uploads until the receipt is there, or the server does not want the update."""
         key, facts = pending.key, _facts(pending.key)
-        what = "update" if key.phase == "training" else "statistics"
+        what = _answer(key)
         delivery = Delivery(pending, lambda: self._chunk_bytes, self._settings.patience, resumed)
         try:
             receipt = await self._connection.persist("the upload", delivery)
@@ -350,6 +349,10 @@ def _order(graph: Graph, assignment: pb.Assignment, payload: bytes) -> Assignmen
 def _address(key: RoundKey) -> tuple[str, int, int]:
     """As a Cancelled event names it."""
     return key.run_id, key.round, phase_to_message(key.phase)
+
+
+def _answer(key: RoundKey) -> str:
+    return "update" if key.phase == "training" else "calibration"
 
 
 def _facts(key: RoundKey) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedmpq.lab.experiment import FLOAT_METHODS, PAPER_BUDGETS, Experiment, ExperimentError, make_experiment
+from fedmpq.model.exchange import TrainingPlan
 
 Picture = Literal["bars", "lines", "map"]
 
@@ -74,7 +75,23 @@ METHODS = (
     _method("fedmpq", "FedMPQ"),
 )
 BEST = _method("best", "FedMPQ (best)", method="fedmpq", profile="best")
-"""Not in the paper: a row for those who ask for it."""
+FP32_LIKE_BEST = _method(
+    "fp32same",
+    "FP32 with the same averaging, schedule and calibration",
+    method="fp32",
+    averaging=0.8,
+    schedule="cosine",
+    statistics="calibrated",
+)
+ON_REQUEST = (
+    BEST,
+    *(
+        _method(f"fp32-{rate:g}", f"FP32, η = {rate:g}", method="fp32", learning_rate=rate)
+        for rate in (0.03, 0.01)
+    ),
+    FP32_LIKE_BEST,
+)
+"""Not in the paper: rows for those who ask for them, wherever methods are."""
 
 ABLATION_ROWS = (
     # The ablation without any of its parts is this method, and so shares its cells with the other tables.
@@ -96,17 +113,17 @@ PARTS_OF_BEST = (
         _method(key, title, **{**BEST.settings, **settings})
         for key, title, settings in (
             ("last", "devices run the last W, not the moving average", {"averaging": 0.0}),
-            ("statistics", "BatchNorm's statistics stay W's", {"statistics": "averaged"}),
-            ("models", "whole models averaged, not their changes", {"merge": "models"}),
+            ("statistics", "BatchNorm's statistics averaged, not measured", {"statistics": "averaged"}),
+            ("constant", "constant learning rates, not a cosine", {"schedule": "constant"}),
             ("max", "steps by the greatest weight, not by least error", {"step_rule": "max"}),
             ("alg2", "bits dealt by Alg. 2, not by least error", {"deal": "pruning_growing"}),
             ("slow", "η_eff = 0.01, not 0.1", {"code_learning_rate": 0.01}),
-            ("unpruned", "no Lasso, no pruning", {"lasso": 0.0, "prune_density": 0.0}),
             ("channels", "one step per output channel", {"per_channel": True}),
         )
     ),
     _method("fedmpq", "FedMPQ (paper)"),
     _method("averaged", "FP32, devices run the moving average", method="fp32", averaging=0.8),
+    FP32_LIKE_BEST,
 )
 """The best profile, and with one part exchanged at a time."""
 EPOCH_METHODS = tuple(row for row in METHODS if row.key in ("fp32", "fpq8", "aqfl", "fedmpq"))
@@ -229,12 +246,23 @@ def table2(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequence[in
 def table3(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequence[int]) -> Table:
     """FedMPQ's two thresholds: ε of pruning and λ of the Lasso."""
     alpha = _one_alpha("table3", alphas)
-    rows = tuple(Line(f"{x:g}", f"λ = {x:g}", {"method": "fedmpq", "lasso": x}) for x in LASSOS)
-    columns = tuple(Line(f"{x:g}", f"ε = {x:g}", {"prune_density": x, "alpha": alpha}) for x in THRESHOLDS)
+    usual = TrainingPlan()
+    rows = tuple(
+        Line(f"{x:g}", f"λ = {x:g}", {"method": "fedmpq", **_unless(usual.lasso, lasso=x)}) for x in LASSOS
+    )
+    columns = tuple(
+        Line(f"{x:g}", f"ε = {x:g}", {"alpha": alpha, **_unless(usual.prune_density, prune_density=x)})
+        for x in THRESHOLDS
+    )
     title = f"Table 3, FedMPQ on {data_set.title}, α = {alpha:g}"
     base = TABLE1_FIGURES[data_set.key].get(("fedmpq", f"{alpha:g}"))
     figures = {} if base is None else {("0.01", "0.03"): base}
     return Table("table3", title, data_set, rows, columns, "λ", "ε", "map", figures)
+
+
+def _unless(usual: float | None, **setting: float) -> dict[str, float]:
+    """The setting where it is not what is taken without it: table 1 has that cell under the same name."""
+    return {name: value for name, value in setting.items() if value != usual}
 
 
 def table4(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequence[int]) -> Table:
@@ -255,7 +283,7 @@ def epochs_figure(data_set: DataSet, alphas: Sequence[float], local_epochs: Sequ
         Line(f"{n}", f"{n} epoch{'s' * (n > 1)}", {"epochs": n, "alpha": alpha}) for n in local_epochs
     )
     title = f"Local epochs, {data_set.title}, α = {alpha:g}"
-    # Five epochs is the setting of table 1, and has a column only at the paper's own scale.
+    # Five epochs is the setting of table 1.
     of_five = _table1_column(data_set, alpha, "5") if 5 in local_epochs else {}
     return Table(
         "epochs", title, data_set, EPOCH_METHODS, columns, "method", "local epochs", "lines", of_five
@@ -282,10 +310,10 @@ TABLES: dict[str, TableMaker] = {
 
 
 def narrowed(table: Table, only: Sequence[str]) -> Table:
-    """The table with the named rows alone; `best` is a row wherever methods are."""
+    """The table with the named rows alone; those of `ON_REQUEST` are rows wherever methods are."""
     rows = {row.key: row for row in table.rows}
     if "fp32" in rows:
-        rows[BEST.key] = BEST
+        rows |= {row.key: row for row in ON_REQUEST}
     for key in only:
         if key not in rows:
             raise ExperimentError(f"{table.name} has no row {key!r}; --only takes {', '.join(rows)}")

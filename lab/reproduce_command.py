@@ -22,7 +22,7 @@ from fedmpq.lab.experiment import PAPER_BUDGETS, Experiment, ExperimentError
 from fedmpq.lab.initial import make_graph
 from fedmpq.lab.paper_tables import TABLES, DataSet, Line, Table, narrowed
 from fedmpq.lab.report import Summary
-from fedmpq.lab.scales import SCALE_NAMES, TAIL, Scale
+from fedmpq.lab.scales import DEFAULT_SCALE, SCALE_NAMES, TAIL, Scale
 from fedmpq.lab.stored_data import StoredData, store_data
 from fedmpq.lab.tables_report import Score, Scores
 from fedmpq.lab.workers import default_workers
@@ -31,10 +31,15 @@ from fedmpq.model.data import load
 N = TypeVar("N", int, float)
 
 EPILOG = """examples:
-  fedmpq reproduce table1 --data cifar10/ --scale small
+  fedmpq reproduce table1 --data cifar10/
   fedmpq reproduce table1 --data cifar10/ cifar100:DIR tiny-imagenet-200/ --scale paper
-  fedmpq reproduce table4 --data cifar10/ --scale small --seeds 0,1,2
-  fedmpq reproduce table1 --data cifar10/ --only fedmpq,aqfl,best --alpha 0.5
+  fedmpq reproduce table4 --data cifar10/ --seeds 0
+  fedmpq reproduce table1 --data cifar10/ --only fp32,fedmpq,best --alpha 0.5
+
+Scale mid is all images at 16x16 (Tiny-ImageNet: 32x32), 20 rounds of 5 local
+epochs; paper is the paper's own setting. --only also takes rows that the paper
+has not: best, fp32-0.03, fp32-0.01 (FP32 at other learning rates) and fp32same
+(FP32 with best's averaging, schedule and calibration).
 
 A data set is told by its number of classes. The folder --out gets cells/ (a
 simulation's folder each), data/, and for each table .md, .csv, .json and
@@ -44,7 +49,9 @@ have in common when they share --out."""
 CELL_SETTINGS = (
     "prune_density",
     "lasso",
+    "learning_rate",
     "code_learning_rate",
+    "momentum_bits",
     "deal",
     "step_rule",
     "merge",
@@ -52,6 +59,7 @@ CELL_SETTINGS = (
     "averaging",
     "statistics",
     "schedule",
+    "warmup",
 )
 """In what cells of a scale may differ besides method, skew, epochs, clients and seed."""
 ON_CTRL_C = 130
@@ -81,7 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", nargs="+", required=True, metavar="DIR", help="the data sets, as fedmpq simulate takes them"
     )
-    parser.add_argument("--scale", choices=SCALE_NAMES, default="small", help="(default: small)")
+    parser.add_argument(
+        "--scale", choices=SCALE_NAMES, default=DEFAULT_SCALE, help=f"(default: {DEFAULT_SCALE})"
+    )
     parser.add_argument(
         "--rounds", type=int, metavar="N", default=None, help="more or fewer rounds than the scale's"
     )
@@ -89,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=_list_of(int), default=(0, 1, 2), metavar="LIST", help="(default: 0,1,2)"
     )
     parser.add_argument(
-        "--only", type=_words, default=(), metavar="LIST", help="rows such as fedmpq,aqfl; also best"
+        "--only", type=_words, default=(), metavar="LIST", help="rows such as fedmpq,aqfl,best"
     )
     parser.add_argument(
         "--alpha", type=_list_of(float), default=(), metavar="LIST", help="label skew (default: the paper's)"
@@ -344,7 +354,7 @@ def _seeds_note(seeds: Sequence[int]) -> str:
 def _score_note(seeds: Sequence[int]) -> str:
     spread = "; mean of the seeds, ± half the span between them" if len(seeds) > 1 else ""
     return (
-        f"top-1 test accuracy in %, mean of the last {TAIL} rounds evaluated, {_seeds_note(seeds)}{spread}. "
+        f"top-1 test accuracy in % after the last round, {_seeds_note(seeds)}{spread}. "
         "Deployed: the integer models that devices run, mean over all clients. W: the global model in full "
         "precision"
     )

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=_ints, metavar="LIST", help="with --compare: the seeds (default: --seed)"
     )
     run.add_argument(
-        "--tail", type=int, metavar="N", default=3, help="last rounds the table averages (default: 3)"
+        "--tail", type=int, metavar="N", default=1, help="last rounds the table averages (default: 1)"
     )
     run.add_argument(
         "--workers", type=int, metavar="N", help="client processes at a time (default: one a core)"
@@ -104,7 +104,12 @@ def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     option(what, "--model", help=f"{', '.join(zoo.names())}, or your own as MODULE:FUNCTION")
     option(what, "--method", choices=METHODS, help="the federated method")
     option(what, "--profile", choices=PROFILES, help="the paper's choices or the measured best ones")
-    option(what, "--ablation", choices=tuple(ABLATIONS), help="FedMPQ with parts switched off")
+    option(
+        what,
+        "--ablation",
+        choices=tuple(ABLATIONS),
+        help="FedMPQ with parts switched off (paper profile only, but for aqfl)",
+    )
     option(what, "--size", type=int, help="resize images to this height and width")
     option(what, "--train-limit", type=int, help="use only so many training images")
     option(what, "--test-limit", type=int, help="use only so many test images")
@@ -129,30 +134,48 @@ def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     option(local, "--code-learning-rate", type=float, help="eta_eff of the best profile's integer update")
     option(local, "--warmup", type=int, help="rounds in which the learning rates rise")
     option(local, "--momentum", type=float, help="momentum factor")
-    option(local, "--momentum-bits", type=int, choices=(0, 8, 32), help="how momentum of the codes is stored")
+    option(
+        local,
+        "--momentum-bits",
+        type=int,
+        choices=(0, 8, 32),
+        help="how momentum of the codes is stored (default: 8; 32 in the paper profile)",
+    )
     option(local, "--weight-decay", type=float, help="coupled weight decay")
-    option(local, "--lasso", type=float, help="Group Lasso strength lambda")
-    option(local, "--prune-density", type=float, help="MSB pruning threshold epsilon")
+    option(
+        local, "--lasso", type=float, help="Group Lasso strength lambda (paper profile only; default: 0.01)"
+    )
+    option(
+        local,
+        "--prune-density",
+        type=float,
+        help="MSB pruning threshold epsilon (paper profile only; default: 0.03)",
+    )
     option(local, "--pad", type=int, help="random crops from images padded by so many pixels")
     option(local, "--flip", action=argparse.BooleanOptionalAction, help="random horizontal flips")
 
     expert = parser.add_argument_group("overriding the profile")
     option(expert, "--deal", choices=get_args(Deal), help="who gets which bits (FedMPQ only)")
     option(expert, "--step-rule", choices=get_args(StepRule), help="how steps are chosen")
-    option(expert, "--merge", choices=get_args(Merge), help="average models, or their changes")
+    option(
+        expert,
+        "--merge",
+        choices=get_args(Merge),
+        help="average models (paper profile only), or their changes",
+    )
     option(expert, "--per-channel", action=argparse.BooleanOptionalAction, help="one step per output channel")
     option(expert, "--averaging", type=float, help="decay of the moving average that devices run; 0: none")
     option(
         expert,
         "--statistics",
         choices=get_args(Statistics),
-        help="BatchNorm's, in what devices run: averaged while training, or measured for it",
+        help="BatchNorm's, in what devices run: averaged while training, or measured for it (best)",
     )
     option(
         expert,
         "--schedule",
         choices=get_args(ScheduleKind),
-        help="how the learning rates change over the rounds",
+        help="how the learning rates change over the rounds (best: cosine; others: constant)",
     )
 
 

@@ -226,7 +226,7 @@ def _round(
     merged = method.merge(model, updates)
     evaluates = experiment.evaluates(number)
     measured = Measured(merged)
-    if evaluates and experiment.calibrates:
+    if evaluates and method.calibrates:
         # Those of the round are at hand; what the run ends with, everybody measures.
         measured = _calibrate(
             method, merged, pool, merged.clients if number >= experiment.rounds else selected

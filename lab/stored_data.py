@@ -45,17 +45,20 @@ def store_data(spec: str, scale: Scale, folder: Path) -> StoredData:
             data_set = data_set_of(spec, record["classes"])
             _check_limits(record, record_path, scale, data_set)
             return _stored(data_set, record, folder)
-    train, test = load_named(spec, split_seed=_SPLIT_SEED, size=scale.size)
+    train, test = load_named(spec, split_seed=_SPLIT_SEED, size=scale.cut.size)
     data_set = data_set_of(spec, len(train.class_names))
     cut = scale.cut_of(data_set)
     record_path = folder / f"{data_set.key}.json"
     if record_path.exists():
         raise ExperimentError(f"{folder} holds another {data_set.title} than {spec}; choose another --out")
+    if cut.size != scale.cut.size:
+        # Only now is it known which data set this is, and that it has a size of its own.
+        train, test = load_named(spec, split_seed=_SPLIT_SEED, size=cut.size)
     skipped = len(train.skipped) + len(test.skipped)
     train, test = _limited(train, cut.train_limit), _limited(test, cut.test_limit)
     record = {
         "source": _source(spec),
-        "size": scale.size,
+        "size": cut.size,
         "train_limit": cut.train_limit,
         "test_limit": cut.test_limit,
         "classes": len(train.class_names),
@@ -78,7 +81,7 @@ def _source(spec: str) -> str:
 
 def _check_limits(record: dict[str, Any], path: Path, scale: Scale, data_set: DataSet) -> None:
     cut = scale.cut_of(data_set)
-    wanted = (scale.size, cut.train_limit, cut.test_limit)
+    wanted = (cut.size, cut.train_limit, cut.test_limit)
     if (record["size"], record["train_limit"], record["test_limit"]) != wanted:
         raise ExperimentError(f"{path} is of another scale than {scale.name}; choose another --out")
 

@@ -53,6 +53,8 @@ def measure(graph: Graph, layers: Layers, side: Side, batches: Iterable[Images],
     # Which value is read last where is the same whatever the statistics.
     last_readings = integer_forward.last_readings(compile_program(graph, layers, side))
     for images in batches:
+        if len(images) < 2:
+            raise ValueError(f"a batch of {len(images)} images has no variance; give at least two")
         forward = _SelfNormalisedForward(graph, images, last_readings, threads)
         compile_program(graph, layers, side, forward.normalise)
         merged.add(len(images), forward.found)

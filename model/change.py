@@ -47,21 +47,24 @@ def change_in_weights(change: QuantizedLayer, sent: QuantizedLayer) -> NDArray[n
 
 
 def _coded(change: _Change, step: int, bits: int) -> NDArray[np.uint8]:
-    """The code of the value on the grid nearest to each change."""
+    """The code of the value on the grid nearest to each change of a row."""
     low, high = code_range(bits)
     if bits == MAX_BITS:
         codes = (2 * change + step) // (2 * step) + 128
     else:
-        codes = (change + (step << (bits - 1))) // step
+        # Below 8 bits the grid has no zero: a weight that did not move lies half-way between two values. It takes
+        # the lower one at every other place, for weights that nobody trains must not drift.
+        codes = (change + (step << (bits - 1)) - (np.arange(change.size) & 1)) // step
     return np.clip(codes, low, high).astype(np.uint8)
 
 
 def _least_error_step(change: _Change, bits: int) -> int:
     """The best of a geometric series of whole steps up to one that spans the change, then of finer ones."""
-    spanning: int = max(1, -(-2 * int(np.abs(change).max(initial=0)) // (2**bits - 1)))
+    reach = 254 if bits == MAX_BITS else 2**bits - 1
+    spanning: int = max(1, -(-2 * int(np.abs(change).max(initial=0)) // reach))
     low, best, high = 1, spanning, spanning
     for _ in range(_ROUNDS):
-        tried = sorted({_between(low, high, i) for i in range(_TRIED)})
+        tried = sorted({best, *(_between(low, high, i) for i in range(_TRIED))})
         errors = [_squared_error(change, step, bits) for step in tried]
         place = errors.index(min(errors))
         best, low, high = tried[place], tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]

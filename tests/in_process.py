@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
 from fedmpq.model.data import Dataset
+from fedmpq.model.exchange import Calibration
 from fedmpq.model.graph import Graph
 
 
@@ -41,6 +42,12 @@ class InProcessPool:
     def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
         for assignment in reversed(list(assignments)):
             yield self._method.train(assignment, self._train.subset(self._parts[assignment.client]))
+
+    def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
+        return [
+            self._method.measure(assignment, self._train.subset(self._parts[assignment.client]))
+            for assignment in assignments
+        ]
 
     def accuracies(self, probes: Iterable[Probe]) -> list[float]:
         predicted = [self._method.logits(probe, self._test.images).argmax(axis=1) for probe in probes]

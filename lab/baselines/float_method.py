@@ -143,17 +143,22 @@ class FloatSimulation:
         average = next_average(model, new, new_side, self._experiment.averaging or 0.0)
         return replace(model, round=model.round + 1, weights=new, side=new_side, average=average)
 
+    @property
+    def calibrates(self) -> bool:
+        return self._experiment.calibrates and bool(statistics_names(self._graph))
+
     def calibration(self, model: GlobalModel, client: ClientRecord) -> FloatAssignment:
         final = model.final
         return FloatAssignment(client.client, model.round, client.budget, final.weights, final.side)
 
     def measure(self, assignment: FloatAssignment, data: Dataset) -> Calibration:
         """By the module's own BatchNorms: with a momentum of one they hold the last batch's statistics."""
+        self._module.load_state_dict(self._pristine)
         load_state(self._module, self._graph, assignment.weights, assignment.side)
         self._module.train()
         plan, merged = self._experiment.plan(), MergedStatistics()
         draws = Draws(self._experiment.seed, assignment.client, assignment.round)
-        with torch.no_grad(), _momentum_of_norms(self._module, 1.0):
+        with torch.no_grad(), _momentum_of_norms(self._module, 1.0), _seeded(draws):
             for images in calibration_batches(draws, plan.batch_size, data.images):
                 self._module(_real(images, self._graph))
                 _, side = initial_state(self._module, self._graph)
@@ -202,10 +207,16 @@ def _real(images: NDArray[np.uint8], graph: Graph) -> torch.Tensor:
 
 def _train(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan, draws: Draws) -> float:
     """Local SGD; the mean loss of the last epoch."""
-    with torch.random.fork_rng(devices=[]):
-        # Dropout draws from torch's own generator: it must depend on the task alone too.
-        torch.manual_seed(int(np.random.SeedSequence(astuple(draws)).generate_state(1)[0]))
+    with _seeded(draws):
         return _descend(module, graph, data, plan, draws)
+
+
+@contextmanager
+def _seeded(draws: Draws) -> Iterator[None]:
+    """Dropout draws from torch's own generator: it must depend on the task alone too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(np.random.SeedSequence(astuple(draws)).generate_state(1)[0]))
+        yield
 
 
 def _descend(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan, draws: Draws) -> float:

@@ -40,6 +40,7 @@ def example_run() -> pb.RunStatus:
         state="running",
         round=3,
         rounds=20,
+        phase="training",
         selected=4,
         updates=1,
         bytes_up=1_234_567,

@@ -20,6 +20,7 @@ from fedmpq.cli.main import main
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.simulation import LOG_NAME, read_log
+from fedmpq.server.schedule import Schedule
 from tests.in_process import InProcessPool
 
 Capture = pytest.CaptureFixture[str]
@@ -167,20 +168,21 @@ def test_a_toml_file_sets_and_an_option_overrides(capsys: Capture) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_what_devices_run_can_be_chosen_over_the_profile(capsys: Capture) -> None:
     words = [*TINY, "--profile", "best", "--rounds", "1", "--out"]
-    succeed(capsys, *words, "own", "--averaging", "0.25", "--no-moved-statistics")
+    succeed(capsys, *words, "own", "--averaging", "0.25", "--statistics", "averaged")
     own = load_checkpoint(Path("own"))
-    assert (own.experiment.averaging, own.experiment.moved_statistics) == (0.25, False)
-    assert (own.experiment.recipe().averaging, own.experiment.recipe().moved_statistics) == (0.25, False)
+    assert (own.experiment.averaging, own.experiment.statistics) == (0.25, "averaged")
+    assert (own.experiment.recipe().averaging, own.experiment.recipe().statistics) == (0.25, "averaged")
     assert own.model.average is not None
     succeed(capsys, *words, "none", "--averaging", "0")
     none = load_checkpoint(Path("none"))
-    assert (none.experiment.recipe().averaging, none.experiment.recipe().moved_statistics) == (0.0, True)
+    assert (none.experiment.recipe().averaging, none.experiment.recipe().statistics) == (0.0, "calibrated")
     assert none.model.average is None
-    Path("run.toml").write_text("averaging = 0.5\nmoved_statistics = false\n")
-    succeed(capsys, *words, "toml", "--config", "run.toml", "--moved-statistics")
-    recipe = load_checkpoint(Path("toml")).experiment.recipe()
-    assert (recipe.averaging, recipe.moved_statistics) == (0.5, True)
-    assert load_checkpoint(Path("toml")).experiment.profile == "best"
+    Path("run.toml").write_text('averaging = 0.5\nstatistics = "averaged"\nschedule = "steps"\n')
+    succeed(capsys, *words, "toml", "--config", "run.toml", "--statistics", "calibrated", "--rounds", "4")
+    own = load_checkpoint(Path("toml"))
+    recipe = own.experiment.recipe()
+    assert (recipe.averaging, recipe.statistics) == (0.5, "calibrated")
+    assert (recipe.schedule, own.experiment.profile) == (Schedule("steps", 4, 0), "best")
 
 
 @pytest.mark.usefixtures("in_process")
@@ -224,11 +226,11 @@ def test_a_comparison_is_one_table_and_goes_on_where_it_stopped(capsys: Capture)
     assert {path.name for path in Path("both").iterdir()} == folders | {"compare.png"}
     assert_png(Path("both/compare.png"))
     # Once more, one method more: only that one runs.
-    again = succeed(capsys, *words, "fedmpq:paper,aqfl,fp32,fedmpq:best:msb")
+    again = succeed(capsys, *words, "fedmpq:paper,aqfl,fp32,fedmpq:paper:msb")
     assert again.count("finished before") == 6
     assert again.count("round 1/1") == 2
     assert table_rows(again)["aqfl-best"] == rows["aqfl-best"]
-    assert "fedmpq-best-msb" in table_rows(again)
+    assert "fedmpq-paper-msb" in table_rows(again)
     # With other settings nothing is mixed, and nothing has run before that is said.
     line = mistake(capsys, *words, "fpq8,aqfl", "--learning-rate", "0.05")
     assert line.startswith("both/aqfl-best-digits_cnn-0 holds a run with other settings")
@@ -237,12 +239,12 @@ def test_a_comparison_is_one_table_and_goes_on_where_it_stopped(capsys: Capture)
 
 @pytest.mark.usefixtures("in_process")
 def test_what_only_fedmpq_has_does_not_disturb_the_others(capsys: Capture) -> None:
-    options = ["--deal", "pruning_growing", "--ablation", "msb+deal", "--json"]
+    options = ["--profile", "paper", "--deal", "pruning_growing", "--ablation", "msb+deal", "--json"]
     code, out, _ = simulate(capsys, *TINY, "--rounds", "1", "--compare", "fedmpq,aqfl", *options)
     assert code == 0
-    assert list(json_lines(out)[-1]["methods"]) == ["fedmpq-best-msb+deal", "aqfl-best"]
+    assert list(json_lines(out)[-1]["methods"]) == ["fedmpq-paper-msb+deal", "aqfl-paper"]
     folder = Path("runs/compare-digits_cnn")
-    dealt = load_checkpoint(folder / "aqfl-best-digits_cnn-0").model.clients
+    dealt = load_checkpoint(folder / "aqfl-paper-digits_cnn-0").model.clients
     assert [client.dealt for client in dealt] == [(2,) * 7, (4,) * 7, (8,) * 7]
 
 
@@ -254,6 +256,7 @@ def test_what_only_fedmpq_has_does_not_disturb_the_others(capsys: Capture) -> No
         ("fedmpq:fast", "profile = 'fast' is none of paper, best"),
         ("fedmpq:paper:msb:x", "has too many parts; it is METHOD[:PROFILE[:ABLATION]]"),
         ("aqfl:paper:msb", "ablation = 'msb' goes with method fedmpq, not with aqfl"),
+        ("fedmpq:paper:msb,fedmpq:best:msb", "ablation = 'msb' goes with profile paper, not with best"),
     ],
 )
 def test_a_comparison_is_checked_before_it_starts(capsys: Capture, compare: str, words: str) -> None:
@@ -280,6 +283,12 @@ def test_a_comparison_is_checked_before_it_starts(capsys: Capture, compare: str,
         ("--alpha -1", "alpha = -1.0 must be positive (inf for an even split)"),
         ("--averaging 1", "averaging = 1.0 is outside 0 <= averaging < 1"),
         ("--evaluate-every 0", "evaluate_every = 0 is too small; the least is 1"),
+        ("--warmup 5 --rounds 5", "warmup = 5 is outside 0..4, the rounds before the last"),
+        ("--lasso 0.01", "lasso = 0.01 goes with profile paper, not with best"),
+        ("--prune-density 0", "prune_density = 0.0 goes with profile paper, not with best"),
+        ("--merge models", "merge = 'models' goes with profile paper, not with best"),
+        ("--schedule linear", "argument --schedule: invalid choice: 'linear'"),
+        ("--statistics moved", "argument --statistics: invalid choice: 'moved'"),
         ("--method aqfl --ablation msb", "ablation = 'msb' goes with method fedmpq, not with aqfl"),
         ("--config nowhere.toml", "cannot read nowhere.toml: No such file or directory"),
         (
@@ -532,7 +541,8 @@ def runs() -> Iterator[list[Run]]:
 def test_killed_then_interrupted_then_resumed_is_as_if_nothing_had_been(
     capsys: Capture, runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = [*TINY, "--workers", "2"]
+    # The rates of a schedule that falls would depend on how many rounds were asked for at first.
+    options = [*TINY, "--workers", "2", "--schedule", "constant"]
     runs.append(Run(tmp_path / "scratch", *options, "--rounds", "500", "--out", "run"))
     runs[0].wait_for_round()
     assert len(runs[0].workers()) >= 2

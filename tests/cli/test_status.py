@@ -25,7 +25,7 @@ from fedmpq.cli.main import main
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.state import ClientRecord
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.status_report import bytes_text, run_line, widths_text
+from fedmpq.server.status_report import bytes_text, run_line, status_line, widths_text
 from fedmpq.server.store import Joining, NewSeat, RoundCommit, Store
 from fedmpq.server.tokens import make_token
 from tests.cli.administered import RUN_ID, Administered, administered
@@ -87,6 +87,23 @@ def test_the_same_for_a_program(server: Administered, state: Path, capsys: Captu
     near, away = facts["clients"]
     assert (near["client"], near["bit_widths"], near["accuracy"]) == (7, [2, 3, 4], 0.875)
     assert (away["client"], away["bit_widths"], away["accuracy"]) == (None, [], None)
+
+
+def test_a_calibration_counts_statistics(server: Administered, state: Path, capsys: Capture) -> None:
+    server.status.run.phase = "calibration"
+    server.status.run.reason = "1 of statistics of 4"
+    server.status.run.metrics.calibrated_on = "clients"
+    server.status.run.metrics.calibrated_by = 4
+    _, out, _ = run(capsys, "--state", state)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[:2] == [
+        "run night (01234567), running",
+        "round 3 of 20; its calibration has 1 of 4 statistics",
+    ]
+    facts = json.loads(run(capsys, "--state", state, "--json")[1])["run"]
+    assert facts["phase"] == "calibration"
+    assert (facts["metrics"]["calibrated_on"], facts["metrics"]["calibrated_by"]) == ("clients", 4)
+    assert "running, round 3/20, 1/4 statistics, accuracy 62.5%" in status_line(server.status)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +177,8 @@ def test_no_folder_at_all(tmp_path: Path, capsys: Capture) -> None:
     assert err == f"fedmpq status: {tmp_path / 'nothing'} is no server's folder; name it with --state\n"
 
 
-def committed_run(state: Path) -> None:
-    """A store with a run of two rounds, one of them merged, the other open."""
+def committed_run(state: Path, calibrating: bool = False) -> None:
+    """A store with a run of two rounds, one merged; open is the other, or the calibration of the first."""
     store = Store.open(StateFolder(state).database_url())
     try:
         token = make_token(datetime.now(timezone.utc))
@@ -186,11 +203,13 @@ def committed_run(state: Path) -> None:
             "bytes_down": 10,
             "bit_widths": [3, 4],
             "extended": 0,
+            "calibrated_on": "",
         }
         record = ClientRecord(0, 4.0, 100, (4, 4), (3, 4))
         result = RoundCommit(
             round=1,
             last=False,
+            ready=not calibrating,
             model=b"n" * 32,
             bit_widths=(3, 4),
             records=[record],
@@ -201,7 +220,10 @@ def committed_run(state: Path) -> None:
             keep_models=1,
         )
         store.commit_round(stored.run_id, result, 1.9e9)
-        store.open_round(stored.run_id, 2, joining=[], bit_widths=(3, 4), **options)
+        if calibrating:
+            store.open_calibration(stored.run_id, 1, deadline=None, seats=[seat], now=1.9e9)
+        else:
+            store.open_round(stored.run_id, 2, joining=[], bit_widths=(3, 4), **options)
     finally:
         store.close()
 
@@ -225,7 +247,20 @@ def test_what_the_folder_remembers(state: Path, capsys: Capture) -> None:
     facts = json.loads(out)
     assert (code, facts["running"]) == (2, False)
     assert facts["run"]["metrics"]["bit_widths"] == [3, 4]
+    assert facts["run"]["phase"] == "training"
+    assert facts["run"]["metrics"]["calibrated_on"] is facts["run"]["metrics"]["calibrated_by"] is None
     assert facts["clients"][0]["connected"] is False
+
+
+def test_a_calibration_that_the_folder_remembers(state: Path, capsys: Capture) -> None:
+    committed_run(state, calibrating=True)
+    code, out, _ = run(capsys, "--state", state)
+    assert code == 2
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[1] == "round 1 of 2; its calibration has 0 of 1 statistics"
+    facts = json.loads(run(capsys, "--state", state, "--json")[1])
+    assert (facts["run"]["phase"], facts["run"]["round"]) == ("calibration", 1)
+    assert (facts["run"]["selected"], facts["run"]["updates"]) == (1, 0)
 
 
 def test_a_round_that_an_aborted_run_left_open_is_over(state: Path, capsys: Capture) -> None:

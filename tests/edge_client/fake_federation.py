@@ -16,10 +16,17 @@ from typing import Any
 import grpc
 
 from fedmpq.edge_client.engine import make_engine
+from fedmpq.edge_client.local_calibration import run_calibration
 from fedmpq.edge_client.local_round import run_local_round
 from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers
-from fedmpq.model.exchange_wire import digest, encode_model, encode_update, plan_to_message
+from fedmpq.model.exchange_wire import (
+    digest,
+    encode_calibration,
+    encode_model,
+    encode_update,
+    plan_to_message,
+)
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.proto import federation_pb2 as pb
@@ -59,6 +66,8 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         self.uploads: dict[bytes, bytes] = {}
         self.receipts: dict[bytes, pb.Receipt] = {}
         self.calls: list[tuple[str, int]] = []
+        self.phases: list[tuple[str, int]] = []
+        """The phase that every GetUpload and Upload named."""
         self.faults = Faults()
         self._streams: list[queue.Queue[pb.Event | None]] = []
         self._lock = threading.Lock()
@@ -79,9 +88,10 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
     def offsets(self, call: str) -> list[int]:
         return [offset for name, offset in self.calls if name == call]
 
-    def complete(self, number: int = 1) -> list[bytes]:
-        """The updates of a round that have their receipts."""
-        return [self.uploads[name] for name, r in self.receipts.items() if r.round == number]
+    def complete(self, number: int = 1, phase: pb.Phase = pb.TRAINING) -> list[bytes]:
+        """The updates of a round, or its statistics, that have their receipts."""
+        wanted = number, phase
+        return [self.uploads[name] for name, r in self.receipts.items() if (r.round, r.phase) == wanted]
 
     # The protocol
 
@@ -128,6 +138,7 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
     def GetUpload(self, request: pb.GetUploadRequest, context: grpc.ServicerContext) -> pb.UploadStatus:
         self._authenticate(context)
         self.calls.append(("GetUpload", 0))
+        self.phases.append(("GetUpload", request.phase))
         receipt = self.receipts.get(request.payload)
         return pb.UploadStatus(offset=len(self.uploads.get(request.payload, b"")), receipt=receipt)
 
@@ -136,6 +147,7 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         header = next(requests).header
         name = header.payload
         self.calls.append(("Upload", header.offset))
+        self.phases.append(("Upload", header.phase))
         fault = self.faults.upload.pop(0) if self.faults.upload else None
         stored = self.uploads.get(name, b"")[: header.offset]
         if fault is not None:
@@ -150,7 +162,11 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         if name not in self.receipts:
             receipt_id = secrets.token_hex(8)
             self.receipts[name] = pb.Receipt(
-                run_id=header.run_id, round=header.round, payload=name, receipt_id=receipt_id
+                run_id=header.run_id,
+                round=header.round,
+                payload=name,
+                receipt_id=receipt_id,
+                phase=header.phase,
             )
         if self.faults.receipt:
             self.faults.receipt.pop(0)(context)
@@ -260,6 +276,14 @@ class Work:
 
     def update(self, data: Dataset, number: int = 1) -> bytes:
         """What the client gives back, computed here."""
-        assignment = Assignment(5, number, 7, pack_layers(self.layers), self.side, self.plan)
-        update = run_local_round(make_engine("native", 1), self.graph, assignment, data)
+        update = run_local_round(make_engine("native", 1), self.graph, self._assignment(number), data)
         return encode_update(self.graph, RUN, update)
+
+    def calibration(self, data: Dataset, number: int = 1) -> bytes:
+        """What the client gives back when it was told to measure, computed here."""
+        return encode_calibration(
+            self.graph, RUN, run_calibration(self.graph, self._assignment(number), data)
+        )
+
+    def _assignment(self, number: int) -> Assignment:
+        return Assignment(5, number, 7, pack_layers(self.layers), self.side, self.plan)

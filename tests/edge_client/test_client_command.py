@@ -38,7 +38,7 @@ from tests.waiting import until
 
 Made = Callable[..., Any]
 FEDMPQ = Path(sys.executable).with_name("fedmpq")
-PLAN = TrainingPlan(epochs=2, batch_size=8, update="rounded", code_learning_rate=0.02)
+PLAN = TrainingPlan(epochs=2, batch_size=8, update="carried", code_learning_rate=0.02)
 RUN_ENDED = pb.Event(run_ended=pb.RunEnded(run_id=RUN, state="finished"))
 MEGABYTES = 120
 _save: Any = np.savez  # its stub takes every keyword for the one flag it has
@@ -117,7 +117,7 @@ def test_a_run_from_the_command_line(scene: Scene) -> None:
         "enrolled as board-1 (client ",
         f"connected to {scene.server.address} (fedmpq 0.0)",
         "run run-1 (small): 3 rounds, 3 classes",
-        "round 1 of 3: small at 4.00 bits per weight",
+        "round 1 of 3, training: small at 4.00 bits per weight",
         "round 1: epoch 2 of 2: loss ",
         "round 1: update of 440 bytes delivered",
         "run run-1: finished",

@@ -1,8 +1,8 @@
-"""A client's round: batches, pruning, the update it gives, and data it refuses."""
+"""A client's round: batches, pruning, changes, the update it gives, and data it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedmpq.edge_client.augment import pad_crop_flip
 from fedmpq.edge_client.engine import Batch, EpochResult, TrainingError, make_engine
 from fedmpq.edge_client.local_round import batches, run_local_round
+from fedmpq.model.change import Fractions, change_of
 from fedmpq.model.data import Dataset
 from fedmpq.model.exchange import Assignment, TrainingPlan, Update, bit_widths, pack_layers, unpack_layers
 from fedmpq.model.graph import Graph
@@ -23,7 +24,8 @@ from fedmpq.model.randomness import Draws, Purpose
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Made = Callable[..., Any]
-PLAN = TrainingPlan(epochs=2, batch_size=4, update="rounded", code_learning_rate=0.02)
+PLAN = TrainingPlan(epochs=2, batch_size=4, update="carried", code_learning_rate=0.02)
+PAPER = replace(PLAN, update="paper")
 
 
 def assigned(model: Any, plan: TrainingPlan, seed: int = 0, client: int = 3, number: int = 1) -> Assignment:
@@ -37,11 +39,14 @@ def indexed(count: int) -> Dataset:
 
 
 class Recorder:
-    """An engine that trains nothing, keeps the batches it gets, and gives back the layers it is told to."""
+    """An engine that trains nothing, keeps the batches it gets, and gives back what it is told to."""
 
-    def __init__(self, trained: Layers | None = None) -> None:
+    def __init__(
+        self, trained: Layers | None = None, fractions: Mapping[str, Fractions] | None = None
+    ) -> None:
         self.epochs: list[list[Batch]] = []
         self._trained = trained
+        self._fractions = fractions
 
     def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
         self.loaded = layers
@@ -54,6 +59,10 @@ class Recorder:
 
     def layers(self) -> Layers:
         return self._trained or self.loaded
+
+    def fractions(self) -> Mapping[str, Fractions]:
+        still = {name: np.zeros(layer.codes.size, np.int8) for name, layer in self.loaded.items()}
+        return self._fractions or still
 
     def side(self) -> Side:
         return self._side
@@ -144,7 +153,7 @@ def pruned_update(model: Any, density: float | None) -> Update:
         )
         for name, layer in model.layers.items()
     }
-    plan = replace(PLAN, prune_density=density)
+    plan = replace(PAPER, prune_density=density)
     return run_local_round(Recorder(trained), model.graph, assigned(model, plan), indexed(4))
 
 
@@ -168,7 +177,7 @@ def test_pruning_can_be_switched_off(make_model: Made) -> None:
 def test_pruning_happens_once_after_the_last_epoch(make_model: Made, make_data: Made) -> None:
     """The update holds what pruning makes of the engine's codes, which are themselves unpruned."""
     model, engine = make_model(bits=8), make_engine("torch")
-    plan = replace(PLAN, prune_density=0.6)
+    plan = replace(PAPER, prune_density=0.6)
     update = run_local_round(engine, model.graph, assigned(model, plan), make_data(12))
     trained = engine.layers()
     assert {layer.bits for layer in trained.values()} == {8}
@@ -177,6 +186,69 @@ def test_pruning_happens_once_after_the_last_epoch(make_model: Made, make_data: 
         assert layer.bits == bits
         assert np.array_equal(layer.codes, codes)
     assert min(bit_widths(model.graph, update.layers)) < 8
+
+
+# Changes
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_under_the_carried_rule_the_update_is_the_change_and_never_pruned(
+    make_model: Made, per_channel: bool
+) -> None:
+    model, random = make_model(bits=5, per_channel=per_channel), np.random.default_rng(0)
+    trained = {
+        name: replace(layer, codes=np.minimum(layer.codes + random.integers(0, 2, layer.codes.shape), 31))
+        for name, layer in model.layers.items()
+    }
+    trained = {name: replace(layer, codes=layer.codes.astype(np.uint8)) for name, layer in trained.items()}
+    fractions = {
+        name: random.integers(-128, 128, layer.codes.size, dtype=np.int8) for name, layer in trained.items()
+    }
+    engine = Recorder(trained, fractions)
+    plan = replace(PLAN, prune_density=1.0)
+    update = run_local_round(engine, model.graph, assigned(model, plan), indexed(4))
+    for name, found in unpack_layers(model.graph, update.layers).items():
+        sent = model.layers[name]
+        expected = change_of(sent, trained[name], fractions[name])
+        assert (found.bits, found.step.shape) == (5, sent.step.shape)
+        assert np.array_equal(found.codes, expected.codes)
+        assert np.array_equal(found.step, expected.step)
+        # It is that of the trained weights, to the step of its grid.
+        moved = trained[name].codes.astype(int) * 256 + fractions[name].reshape(sent.codes.shape)
+        moved -= sent.codes.astype(int) * 256
+        step = found.step.reshape(-1, *(1,) * (moved.ndim - 1)) if per_channel else found.step
+        assert np.abs(moved - step * (found.codes - 15.5)).mean() <= step.max() / 2
+
+
+def test_a_model_that_nothing_has_moved_is_no_change(make_model: Made) -> None:
+    """Below 8 bits no code is zero: the nearest are half of the least step either side."""
+    for bits, codes in ((4, {8}), (8, {128})):
+        model = make_model(bits=bits)
+        update = run_local_round(Recorder(), model.graph, assigned(model, PLAN), indexed(4))
+        for layer in unpack_layers(model.graph, update.layers).values():
+            assert layer.step == 1
+            assert set(layer.codes.reshape(-1).tolist()) == codes
+
+
+@pytest.mark.parametrize("name", ["torch", "native"])
+def test_the_change_is_the_engines_own(make_model: Made, make_data: Made, name: str) -> None:
+    """Lasso and pruning are the paper's: under the carried rule they change nothing."""
+    model, engine = make_model(bits=3), make_engine(name, 1)
+    plan = replace(PLAN, code_learning_rate=0.3)
+    update = run_local_round(engine, model.graph, assigned(model, plan), make_data(12))
+    fractions, trained = engine.fractions(), engine.layers()
+    assert any((trained[layer].codes != model.layers[layer].codes).any() for layer in trained)
+    for layer, found in unpack_layers(model.graph, update.layers).items():
+        expected = change_of(model.layers[layer], trained[layer], fractions[layer])
+        assert np.array_equal(found.codes, expected.codes)
+        assert np.array_equal(found.step, expected.step)
+    plain = replace(plan, lasso=0.0, prune_density=None)
+    strong = replace(plan, lasso=50.0, prune_density=1.0)
+    one, other = (
+        run_local_round(make_engine(name, 1), model.graph, assigned(model, each), make_data(12))
+        for each in (plain, strong)
+    )
+    assert equal(one, other)
 
 
 def test_progress_hears_of_every_epoch_and_the_update_has_the_last_one(make_model: Made) -> None:
@@ -195,11 +267,13 @@ def test_progress_hears_of_every_epoch_and_the_update_has_the_last_one(make_mode
 
 def equal(left: Update, right: Update) -> bool:
     return all(
-        np.array_equal(left.layers[name].planes, right.layers[name].planes) for name in left.layers
+        np.array_equal(left.layers[name].planes, right.layers[name].planes)
+        and np.array_equal(left.layers[name].step, right.layers[name].step)
+        for name in left.layers
     ) and all(np.array_equal(left.side[name], right.side[name]) for name in left.side)
 
 
-@pytest.mark.parametrize("update", ["paper", "rounded"])
+@pytest.mark.parametrize("update", ["paper", "carried"])
 @pytest.mark.parametrize("pad", [0, 1])
 def test_a_round_repeats_to_the_bit_and_its_key_matters(
     make_model: Made, make_data: Made, update: Any, pad: int

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from fedmpq.edge_client.mailbox import Mailbox, RoundKey
+from fedmpq.model.exchange import Phase
 from fedmpq.model.exchange_wire import digest
 
-KEY = RoundKey("run-1", 3, b"\1" * 32)
+KEY = RoundKey("run-1", 3, "training", b"\1" * 32)
 UPDATE = bytes(range(256)) * 100
 
 
-def test_an_update_survives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", get_args(Phase))
+def test_an_update_survives(tmp_path: Path, phase: Phase) -> None:
+    key = KEY._replace(phase=phase)
     assert Mailbox(tmp_path / "box").pending() is None
-    put = Mailbox(tmp_path / "box").put(KEY, UPDATE)
+    put = Mailbox(tmp_path / "box").put(key, UPDATE)
     found = Mailbox(tmp_path / "box").pending()
     assert found == put
-    assert (found.key, found.payload, found.size) == (KEY, digest(UPDATE), len(UPDATE))
+    assert (found.key, found.payload, found.size) == (key, digest(UPDATE), len(UPDATE))
     assert found.path.read_bytes() == UPDATE
 
 
@@ -60,5 +65,20 @@ def test_what_the_disk_did_not_keep_is_thrown_away(tmp_path: Path, harm: str) ->
         path.unlink()
     else:
         (tmp_path / "pending.json").write_text('{"run_id": "run-1"')
+    assert box.pending() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("phase", [None, "distillation", 1])
+def test_an_answer_of_no_known_phase_is_thrown_away(tmp_path: Path, phase: object) -> None:
+    """Such as one that an older version has left, or a newer one before it was put back."""
+    box, index = Mailbox(tmp_path), tmp_path / "pending.json"
+    box.put(KEY, UPDATE)
+    record = json.loads(index.read_text())
+    if phase is None:
+        del record["phase"]
+    else:
+        record["phase"] = phase
+    index.write_text(json.dumps(record))
     assert box.pending() is None
     assert list(tmp_path.iterdir()) == []

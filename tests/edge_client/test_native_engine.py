@@ -69,8 +69,18 @@ Outcome = tuple[EpochResult, Layers, Side, dict[str, Any]]
 
 def outcome(engine: Engine, graph: Graph, sizes: tuple[int, ...]) -> Outcome:
     """Result, codes, side tensors, and what the carried rule keeps beside the codes."""
-    result = engine.train_epoch([random_batch(graph, size, seed) for seed, size in enumerate(sizes)])
+    return after(engine, engine.train_epoch([random_batch(graph, n, seed) for seed, n in enumerate(sizes)]))
+
+
+def after(engine: Engine, result: EpochResult) -> Outcome:
     return result, engine.layers(), engine.side(), dict(engine.fractions())
+
+
+def untouched(model: Model) -> Outcome:
+    """Of a model that was loaded and not trained."""
+    _, layers, side = model
+    fractions = {name: np.zeros(layer.codes.size, np.int8) for name, layer in layers.items()}
+    return EpochResult(0, 0.0, 0.0), layers, side, fractions
 
 
 def assert_same(left: Outcome, right: Outcome) -> None:
@@ -163,10 +173,7 @@ def test_what_was_handed_over_does_not_change() -> None:
 def test_an_empty_epoch_changes_nothing() -> None:
     model = small_model("images")
     engine = loaded(model)
-    assert engine.train_epoch([]) == EpochResult(samples=0, loss=0.0, accuracy=0.0)
-    assert_same(
-        (EpochResult(0, 0.0, 0.0), engine.layers(), engine.side()), (EpochResult(0, 0.0, 0.0), *model[1:])
-    )
+    assert_same(after(engine, engine.train_epoch([])), untouched(model))
 
 
 def test_batches_that_are_not_contiguous_will_do() -> None:
@@ -270,7 +277,7 @@ def test_batch_sizes_may_change_at_will(name: str) -> None:
         expected.append(apart.train_epoch([random_batch(model[0], size, seed)]))
     results = [shared.train_epoch([random_batch(model[0], size, seed)]) for seed, size in enumerate(sizes)]
     assert results == expected
-    assert_same((results[0], shared.layers(), shared.side()), (results[0], apart.layers(), apart.side()))
+    assert_same(after(shared, results[0]), after(apart, results[0]))
 
 
 def kept_layers(engine: NativeEngine, images: int) -> dict[str, tuple[bool, bool]]:
@@ -318,7 +325,7 @@ def test_resnet20_keeps_accumulators_of_its_last_layers(monkeypatch: pytest.Monk
     for least in (10**9, product_units._WORTH_KEEPING):
         monkeypatch.setattr(product_units, "_WORTH_KEEPING", least)
         engine = loaded((work.graph, work.layers, work.side))
-        outcomes.append((engine.train_epoch(work.batches[:1]), engine.layers(), engine.side()))
+        outcomes.append(after(engine, engine.train_epoch(work.batches[:1])))
         blocks.append(engine._arena.block.nbytes)
     assert_same(*outcomes)
     kept = [name for name, (_, is_kept) in kept_layers(engine, 64).items() if is_kept]
@@ -385,8 +392,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_any_kernel_runs(
     engine = loaded(model)
     with pytest.raises(TrainingError, match=complaint):
         engine.train_epoch([spoiled(random_batch(model[0], 40), **changes)])
-    nothing = EpochResult(0, 0.0, 0.0)
-    assert_same((nothing, engine.layers(), engine.side()), (nothing, *model[1:]))
+    assert_same(after(engine, EpochResult(0, 0.0, 0.0)), untouched(model))
 
 
 def test_a_state_that_does_not_fit_its_graph_is_refused() -> None:

@@ -29,7 +29,7 @@ from tests.edge_client.watched_calls import Watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PLAN = TrainingPlan(update="rounded", lasso=0.0)
+PLAN = TrainingPlan(update="carried", lasso=0.0)
 DRAWS = Draws(1, 2, 3)
 Array = NDArray[np.float32]
 
@@ -250,13 +250,13 @@ def by_pixel(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[1:], shape[0])
 
 
-@pytest.mark.parametrize("update", ["paper", "rounded"])
+@pytest.mark.parametrize("update", ["paper", "carried"])
 @pytest.mark.parametrize("momentum_bits", [0, 8, 32])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_the_update_is_the_torch_engines_to_the_bit(
     monkeypatch: pytest.MonkeyPatch, update: Any, momentum_bits: int, per_channel: bool
 ) -> None:
-    """Every gradient that the native engine finds, given to the reference too, moves the same codes."""
+    """Every gradient that the native engine finds, given to the reference too, moves its weights alike."""
     graph = GRAPHS["pools"]()
     layers, side = random_state(graph, per_channel=per_channel)
     plan = TrainingPlan(
@@ -289,3 +289,6 @@ def test_the_update_is_the_torch_engines_to_the_bit(
         engine.train_epoch([random_batch(graph, 6, seed) for seed in (2 * epoch, 2 * epoch + 1)])
         for name, moved in engine.layers().items():
             np.testing.assert_array_equal(moved.codes, reference[name].quantized().codes, err_msg=name)
+        for name, fractions in engine.fractions().items():
+            np.testing.assert_array_equal(fractions, reference[name].fractions, err_msg=name)
+        assert len(engine.fractions()) == (len(layers) if update == "carried" else 0)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import grpc
 import numpy as np
 import pytest
 
+from fedmpq.edge_client import local_calibration, session
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import Endpoint
@@ -29,7 +31,7 @@ from fedmpq.edge_client.state_folder import StateError, StateFolder
 from fedmpq.edge_client.transfer import Patience
 from fedmpq.model.data import DataError, Dataset
 from fedmpq.model.exchange import Evaluation, TrainingPlan, pack_layers
-from fedmpq.model.exchange_wire import decode_update, digest, encode_model
+from fedmpq.model.exchange_wire import decode_calibration, decode_update, digest, encode_model
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.proto import federation_pb2 as pb
@@ -46,9 +48,12 @@ from tests.edge_client.fake_federation import (
 from tools.tcp_proxy import Proxy
 
 Made = Callable[..., Any]
-PLAN = TrainingPlan(epochs=2, batch_size=8, update="rounded", code_learning_rate=0.02)
+PLAN = TrainingPlan(epochs=2, batch_size=8, update="carried", code_learning_rate=0.02)
 ENDLESS = replace(PLAN, epochs=10**6)
-CANCELLED = pb.Event(cancelled=pb.Cancelled(run_id=RUN, round=1, reason="the deadline passed"))
+CANCELLED, CANCELLED_CALIBRATION = (
+    pb.Event(cancelled=pb.Cancelled(run_id=RUN, round=1, reason="the deadline passed", phase=phase))
+    for phase in (pb.TRAINING, pb.CALIBRATION)
+)
 RUN_ENDED = pb.Event(run_ended=pb.RunEnded(run_id=RUN, state="finished"))
 
 
@@ -457,7 +462,7 @@ def test_a_rejected_update_is_dropped_and_the_next_round_done(
             await until(lambda: bool(scene.federation.complete(2)))
 
     scene.play(scenario)
-    assert f"round 1: the server rejected the update: {reason}" in caplog.text
+    assert f"round 1: the server rejected its update: {reason}" in caplog.text
     assert scene.federation.count("Upload") == 2
 
 
@@ -619,6 +624,191 @@ def test_a_stopped_session_leaves_no_thread(scene: Scene) -> None:
 
     scene.play(scenario)
     assert not training()
+
+
+# Calibration
+
+
+@pytest.fixture
+def endless_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is always another batch to measure."""
+    monkeypatch.setattr(
+        local_calibration, "calibration_batches", lambda _, size, images: repeat(images[:size])
+    )
+
+
+def test_a_board_measures_statistics_and_delivers_them(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation, phase=pb.CALIBRATION, evaluate=True)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+
+    scene.play(scenario)
+    assert scene.federation.complete() == []
+    delivered = scene.federation.complete(phase=pb.CALIBRATION)
+    assert delivered == [scene.work.calibration(scene.data)]
+    assert scene.federation.phases == [("Upload", pb.CALIBRATION)]
+    assert scene.federation.count("Download") == 2
+    assert list((scene.folder / "downloads").iterdir()) == []
+    run_id, found = decode_calibration(scene.work.graph, delivered[0])
+    assert (run_id, found.round, found.client, found.samples) == (RUN, 1, 7, 60)
+    assert f"round 1: calibration of {len(delivered[0])} bytes delivered" in caplog.text
+    assert "epoch" not in caplog.text
+
+
+def test_a_calibration_follows_the_training_of_its_round(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even with the same model the two are different work; said again, each is asked for by its phase."""
+    phases = (pb.TRAINING, pb.CALIBRATION)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.streams == 1)
+            for phase in phases:
+                for event in scene.work.offer(scene.federation, phase=phase):
+                    scene.federation.send(event)
+                await until(lambda p=phase: scene.federation.complete(phase=p) and not scene.mailbox)  # type: ignore[misc]
+            for event in scene.work.offer(scene.federation, phase=pb.CALIBRATION):
+                scene.federation.send(event)
+            await until(lambda: scene.federation.count("GetUpload") == 1)
+            await asyncio.sleep(0.2)
+
+    scene.play(scenario)
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+    assert scene.federation.complete(phase=pb.CALIBRATION) == [scene.work.calibration(scene.data)]
+    asked = [("Upload", pb.TRAINING), ("Upload", pb.CALIBRATION), ("GetUpload", pb.CALIBRATION)]
+    assert scene.federation.phases == asked
+    assert caplog.text.count("round 1 of 3, statistics: small") == 1
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_statistics_that_wait_are_delivered_and_not_measured_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, repeated: bool
+) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation, phase=pb.CALIBRATION)
+    scene.federation.faults.upload = [cut_after(0)] * 1000
+
+    async def killed() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.count("Upload") >= 1)
+
+    async def again() -> None:
+        async with scene.board(token=""):
+            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+
+    def refuse_to_measure(*_: object) -> bytes:
+        raise AssertionError("it measures again")
+
+    scene.play(killed)
+    assert scene.mailbox
+    monkeypatch.setattr(session, "make_calibration", refuse_to_measure)
+    scene.federation.faults.upload = []
+    scene.federation.phases.clear()
+    if not repeated:
+        scene.federation.on_stream = []
+    scene.play(again)
+    assert scene.federation.phases[:2] == [("GetUpload", pb.CALIBRATION), ("Upload", pb.CALIBRATION)]
+    assert scene.federation.complete(phase=pb.CALIBRATION) == [scene.work.calibration(scene.data)]
+
+
+def test_a_waiting_update_gives_way_to_the_calibration_of_its_round(scene: Scene) -> None:
+    """The server has closed the training when it opens the calibration."""
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.federation.faults.upload = [cut_after(0)] * 1000
+
+    async def killed() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.count("Upload") >= 1)
+
+    async def again() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.complete(phase=pb.CALIBRATION) and not scene.mailbox)
+
+    scene.play(killed)
+    scene.federation.faults.upload = [cut_after(0)]
+    scene.federation.on_stream = scene.work.offer(scene.federation, phase=pb.CALIBRATION)
+    scene.play(again)
+    assert scene.federation.complete() == []
+    assert scene.federation.complete(phase=pb.CALIBRATION) == [scene.work.calibration(scene.data)]
+
+
+@pytest.mark.usefixtures("endless_calibration")
+@pytest.mark.parametrize(
+    ("phase", "own", "other"),
+    [
+        (pb.TRAINING, CANCELLED, CANCELLED_CALIBRATION),
+        (pb.CALIBRATION, CANCELLED_CALIBRATION, CANCELLED),
+    ],
+)
+def test_only_a_cancellation_of_its_own_phase_stops_the_work(
+    scene: Scene, caplog: pytest.LogCaptureFixture, phase: pb.Phase, own: pb.Event, other: pb.Event
+) -> None:
+    run, assignment = replace(scene.work, plan=ENDLESS).offer(scene.federation, phase=phase)
+    scene.federation.on_stream = [run, assignment]
+    renamed = pb.Event(run=run.run)
+    renamed.run.name = "renamed"
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(training)
+            scene.federation.send(other)
+            # Events are heard in order: once this one was, the one before it has done what it does.
+            scene.federation.send(renamed)
+            await until(lambda: "(renamed)" in caplog.text)
+            assert training()
+            assert "goes on without this board" not in caplog.text
+            scene.federation.send(own)
+            await until(lambda: not training(), seconds=2)
+            assert "round 1: goes on without this board: the deadline passed" in caplog.text
+            for event in scene.work.offer(scene.federation, 2):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+    assert scene.federation.complete(1, phase) == []
+
+
+@pytest.mark.usefixtures("endless_calibration")
+def test_the_next_round_takes_the_place_of_a_calibration(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation, phase=pb.CALIBRATION)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(training)
+            for event in scene.work.offer(scene.federation, 2):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+    assert scene.federation.complete(phase=pb.CALIBRATION) == []
+
+
+def test_a_phase_of_a_newer_version_is_told_and_left(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """It does not even stop the work at hand."""
+    scene.federation.on_stream = replace(scene.work, plan=ENDLESS).offer(scene.federation)
+
+    def errors() -> list[str]:
+        own = [record for record in caplog.records if record.name == "fedmpq.client"]
+        return [record.getMessage() for record in own if record.levelno == logging.ERROR]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(training)
+            for event in scene.work.offer(scene.federation, phase=7):
+                scene.federation.send(event)
+            await until(errors)
+            assert training()
+            for event in scene.work.offer(scene.federation, 2):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+    assert errors() == ["round 1: cannot be done here: phase 7 is none of this version's; upgrade fedmpq"]
+    assert {phase for _, phase in scene.federation.phases} == {pb.TRAINING}
 
 
 # The same round again

@@ -25,6 +25,7 @@ from fedmpq.edge_client.transfer import (
     have,
     within,
 )
+from fedmpq.model.exchange import Phase
 from fedmpq.model.exchange_wire import digest
 from fedmpq.proto import federation_pb2 as pb
 from tests.edge_client.fake_federation import CHUNK, FakeFederation, RunningServer, cut_after, refuse
@@ -48,7 +49,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def pending(tmp_path: Path) -> Pending:
-    return Mailbox(tmp_path / "mailbox").put(RoundKey("run-1", 2, NAME), DATA)
+    return Mailbox(tmp_path / "mailbox").put(RoundKey("run-1", 2, "training", NAME), DATA)
 
 
 def call(server: RunningServer, action: Callable[[Federation], Awaitable[T]]) -> T:
@@ -149,6 +150,16 @@ def test_a_second_try_asks_and_goes_on(server: RunningServer, pending: Pending) 
     assert server.federation.calls == [("Upload", 0), ("GetUpload", 0), ("Upload", stored)]
     assert send(server, delivery) == receipt
     assert server.federation.count("Upload") == 2
+
+
+@pytest.mark.parametrize(("phase", "number"), [("training", pb.TRAINING), ("calibration", pb.CALIBRATION)])
+def test_question_and_header_name_the_phase(
+    server: RunningServer, tmp_path: Path, phase: Phase, number: pb.Phase
+) -> None:
+    pending = Mailbox(tmp_path / "mailbox").put(RoundKey("run-1", 2, phase, NAME), DATA)
+    receipt = send(server, delivery_of(pending, resumed=True))
+    assert (receipt.round, receipt.phase) == (2, number)
+    assert server.federation.phases == [("GetUpload", number), ("Upload", number)]
 
 
 def test_all_bytes_there_but_no_receipt_needs_no_data(server: RunningServer, pending: Pending) -> None:

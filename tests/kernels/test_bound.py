@@ -77,7 +77,6 @@ def test_a_table_of_the_wrong_size_is_refused() -> None:
     update = CodeUpdate.of(
         4,
         bits=3,
-        paper=True,
         step=np.ones(1, np.float32),
         rate=np.ones(1, np.float32),
         weight_decay=0.0,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,17 @@ from fedmpq.lab.experiment import (
     read_toml,
 )
 from fedmpq.model.exchange import TrainingPlan
-from fedmpq.server.recipe import ABLATIONS, PROFILES, QUANTIZED_METHODS, ablated, aqfl, fedmpq, fpq8
+from fedmpq.server.recipe import (
+    ABLATIONS,
+    PROFILES,
+    QUANTIZED_METHODS,
+    Statistics,
+    ablated,
+    aqfl,
+    fedmpq,
+    fpq8,
+)
+from fedmpq.server.schedule import Schedule, ScheduleKind
 
 
 def refused(settings: dict[str, Any]) -> str:
@@ -38,8 +49,10 @@ def test_the_defaults_are_the_papers_experiment_with_the_best_profile() -> None:
     assert (experiment.method, experiment.profile, experiment.model) == ("fedmpq", "best", "resnet20")
     assert (experiment.rounds, experiment.epochs, experiment.batch_size) == (50, 5, 64)
     assert (experiment.learning_rate, experiment.momentum, experiment.weight_decay) == (0.1, 0.9, 5e-4)
-    assert (experiment.lasso, experiment.prune_density, experiment.alpha) == (0.01, 0.03, 0.5)
-    assert (experiment.clients, experiment.clients_per_round) == (10, 5)
+    assert (experiment.clients, experiment.clients_per_round, experiment.alpha) == (10, 5, 0.5)
+    plan, paper = experiment.recipe().plan, make_experiment({"data": "x", "profile": "paper"}).recipe().plan
+    assert (plan.update, plan.lasso, plan.prune_density, plan.momentum_bits) == ("carried", 0.0, None, 8)
+    assert (paper.update, paper.lasso, paper.prune_density, paper.momentum_bits) == ("paper", 0.01, 0.03, 32)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +95,21 @@ def test_the_defaults_are_the_papers_experiment_with_the_best_profile() -> None:
         ({"averaging": "0.5"}, ("averaging = '0.5'", "number")),
         ({"averaging": True}, ("averaging = True", "number")),
         ({"averaging": 10**400}, ("averaging", "too large")),
-        ({"moved_statistics": 0}, ("moved_statistics = 0", "true or false")),
-        ({"moved_statistics": "no"}, ("moved_statistics = 'no'", "true or false")),
+        ({"statistics": False}, ("statistics = False", "word")),
+        ({"statistics": "moved"}, ("statistics = 'moved'", "averaged, calibrated")),
+        ({"moved_statistics": True}, ("'moved_statistics'", "did you mean 'statistics'?")),
+        ({"schedule": "cosin"}, ("schedule = 'cosin'", "did you mean 'cosine'?")),
+        ({"warmup": 3, "rounds": 3}, ("warmup = 3", "0..2")),
+        ({"warmup": -1}, ("warmup = -1", "0..49")),
+        ({"warmup": 0.5}, ("warmup = 0.5", "whole number")),
+        ({"lasso": 0.0}, ("lasso = 0.0", "profile paper", "best")),
+        ({"prune_density": 0.0}, ("prune_density = 0.0", "profile paper", "best")),
+        ({"merge": "models"}, ("merge = 'models'", "profile paper", "best")),
+        *(
+            ({"ablation": name}, (f"ablation = '{name}'", "profile paper", "best"))
+            for name in ("lasso", "msb", "msb+lasso", "msb+deal")
+        ),
+        ({"method": "fpq8", "lasso": 0.1}, ("lasso = 0.1", "profile paper", "best")),
         ({"evaluate_every": 0}, ("evaluate_every = 0", "least is 1")),
         ({"evaluate_every": 2.0}, ("evaluate_every = 2.0", "whole number")),
         ({"model": 20}, ("model = 20", "word")),
@@ -129,7 +155,8 @@ def test_participation_rounds_to_at_least_one(share: float, clients: int, expect
 
 def test_labels_tell_all_runs_of_a_comparison_apart() -> None:
     experiments = [Experiment("digits", method=method, profile=p) for method in METHODS for p in PROFILES]
-    experiments += [Experiment("digits", ablation=a, profile=p) for a in ABLATIONS for p in PROFILES]
+    experiments += [Experiment("digits", ablation=a, profile="paper") for a in ABLATIONS]
+    experiments += [Experiment("digits", ablation=a, profile="best") for a in ("aqfl", "all")]
     labels: dict[str, set[object]] = {}
     for one in experiments:
         what = (one.method, one.recipe()) if one.method in QUANTIZED_METHODS else (one.method,)
@@ -139,6 +166,7 @@ def test_labels_tell_all_runs_of_a_comparison_apart() -> None:
         "fedmpq-paper",
         "fedmpq-best",
         "fedmpq-paper-msb",
+        "fedmpq-best-aqfl",
         "aqfl-paper",
         "fpq8-best",
         "fp32",
@@ -146,13 +174,22 @@ def test_labels_tell_all_runs_of_a_comparison_apart() -> None:
 
 
 def test_the_recipe_is_the_methods_with_its_overrides() -> None:
-    base = {"data": "digits", "lasso": 0.5, "epochs": 3}
-    plan = TrainingPlan(lasso=0.5, epochs=3)
-    paper = {**base, "profile": "paper"}
-    assert make_experiment({**paper, "method": "aqfl"}).recipe() == aqfl("paper", plan)
-    assert make_experiment({**base, "method": "fpq8", "profile": "best"}).recipe() == fpq8("best", plan)
-    assert make_experiment({**paper, "ablation": "msb"}).recipe() == ablated("paper", plan, "msb")
-    assert make_experiment({**base, "ablation": "msb"}).recipe() == ablated("best", plan, "msb")
+    base = {"data": "digits", "epochs": 3, "rounds": 9}
+    paper, plan = {**base, "profile": "paper", "lasso": 0.5}, TrainingPlan(lasso=0.5, epochs=3)
+    constant = Schedule("constant", 9, 0)
+    assert make_experiment({**paper, "method": "aqfl"}).recipe() == replace(
+        aqfl("paper", plan), schedule=constant
+    )
+    assert make_experiment({**paper, "ablation": "msb"}).recipe() == replace(
+        ablated("paper", plan, "msb"), schedule=constant
+    )
+    plan, cosine = TrainingPlan(epochs=3, momentum_bits=8), Schedule("cosine", 9, 0)
+    assert make_experiment({**base, "method": "fpq8"}).recipe() == replace(
+        fpq8("best", plan), schedule=cosine
+    )
+    assert make_experiment({**base, "ablation": "aqfl"}).recipe() == replace(
+        ablated("best", plan, "aqfl"), schedule=cosine
+    )
     own = make_experiment(
         {**paper, "step_rule": "least_error", "merge": "deltas", "deal": "full", "per_channel": True}
     )
@@ -161,21 +198,39 @@ def test_the_recipe_is_the_methods_with_its_overrides() -> None:
     assert recipe.per_channel
 
 
-def test_averaging_and_moved_statistics_are_the_profiles_unless_they_are_set() -> None:
-    def choice(**settings: Any) -> tuple[float, bool]:
-        recipe = make_experiment({"data": "digits", **settings}).recipe()
-        return recipe.averaging, recipe.moved_statistics
+def test_averaging_and_statistics_are_the_profiles_unless_they_are_set() -> None:
+    def choice(**settings: Any) -> tuple[float, str]:
+        experiment = make_experiment({"data": "digits", **settings})
+        recipe = experiment.recipe()
+        assert experiment.calibrates == (recipe.statistics == "calibrated")
+        return recipe.averaging, recipe.statistics
 
     best = fedmpq("best", TrainingPlan())
-    assert choice(profile="paper") == (0.0, False)
-    assert choice() == choice(profile="best") == (best.averaging, best.moved_statistics)
+    assert choice(profile="paper") == (0.0, "averaged")
+    assert choice() == choice(profile="best") == (best.averaging, best.statistics)
     assert 0 < best.averaging < 1
-    assert best.moved_statistics
-    assert choice(profile="best", averaging=0.5, moved_statistics=False) == (0.5, False)
+    assert best.statistics == "calibrated"
+    assert choice(profile="best", averaging=0.5, statistics="averaged") == (0.5, "averaged")
     # Nothing is not the same as not said.
-    assert choice(profile="best", averaging=0) == (0.0, True)
-    assert choice(profile="paper", averaging=0.5, moved_statistics=True) == (0.5, True)
-    assert choice(profile="best", method="aqfl", averaging=0.25) == (0.25, True)
+    assert choice(profile="best", averaging=0) == (0.0, "calibrated")
+    assert choice(profile="paper", averaging=0.5, statistics="calibrated") == (0.5, "calibrated")
+    assert choice(profile="best", method="aqfl", averaging=0.25) == (0.25, "calibrated")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_only_what_trains_in_integers_has_a_profile(method: str, profile: str) -> None:
+    """Full precision is trained as the paper does it, whatever the profile that is the default."""
+    plain = make_experiment({"data": "digits", "method": method, "profile": profile, "rounds": 6})
+    best = method in QUANTIZED_METHODS and profile == "best"
+    assert plain.calibrates == best
+    assert plain.rates() == Schedule("cosine" if best else "constant", 6, 0)
+    assert plain.plan().momentum_bits == (8 if best else 32)
+    own = make_experiment(
+        {**plain.to_dict(), "statistics": "calibrated", "schedule": "steps", "warmup": 2, "momentum_bits": 0}
+    )
+    assert own.calibrates
+    assert (own.rates(), own.plan().momentum_bits) == (Schedule("steps", 6, 2), 0)
 
 
 def test_activations_are_quantized_only_where_weights_are() -> None:
@@ -183,12 +238,22 @@ def test_activations_are_quantized_only_where_weights_are() -> None:
     assert bits == {"fedmpq": 4, "aqfl": 4, "fpq8": 8, "fp32": None, "fedpaq": None, "uveqfed": None}
 
 
+PROFILE_SETTINGS = st.fixed_dictionaries({"profile": st.just("best")}) | st.fixed_dictionaries(
+    {
+        "profile": st.just("paper"),
+        "merge": st.none() | st.sampled_from(["models", "deltas"]),
+        "lasso": st.none() | st.floats(0, 1),
+        "prune_density": st.none() | st.floats(0, 1),
+    }
+)
+
+
 @given(
+    PROFILE_SETTINGS,
     st.builds(
         Experiment,
         data=st.text(min_size=1),
         method=st.sampled_from(QUANTIZED_METHODS),
-        profile=st.sampled_from(PROFILES),
         budgets=st.lists(st.floats(1, 8), min_size=1, max_size=12).map(tuple),
         alpha=st.one_of(st.floats(1e-3, 1e6), st.just(math.inf)),
         rounds=st.integers(1, 10**9),
@@ -196,13 +261,15 @@ def test_activations_are_quantized_only_where_weights_are() -> None:
         size=st.none() | st.integers(1, 4096),
         learning_rate=st.floats(1e-9, 1e9),
         flip=st.booleans(),
-        merge=st.none() | st.sampled_from(["models", "deltas"]),
         averaging=st.none() | st.floats(0, 1, exclude_max=True),
-        moved_statistics=st.none() | st.booleans(),
+        statistics=st.none() | st.sampled_from(get_args(Statistics)),
+        schedule=st.none() | st.sampled_from(get_args(ScheduleKind)),
+        momentum_bits=st.none() | st.sampled_from([0, 8, 32]),
         evaluate_every=st.integers(1, 100),
-    )
+    ),
 )
-def test_an_experiment_survives_strict_json(experiment: Experiment) -> None:
+def test_an_experiment_survives_strict_json(settings: dict[str, Any], experiment: Experiment) -> None:
+    experiment = replace(experiment, **settings)
     text = json.dumps(experiment.to_dict(), allow_nan=False)
     assert make_experiment(json.loads(text)) == experiment
 
@@ -211,7 +278,7 @@ def test_every_setting_can_come_from_toml(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
         'data = "digits"\nmodel = "digits_cnn"\nmethod = "fpq8"\nbudgets = [2, 4]\nclients = 2\nalpha = inf\n'
-        "learning-rate = 1\nflip = true\nseed = 7\naveraging = 0.5\nmoved-statistics = false\n"
+        "learning-rate = 1\nflip = true\nseed = 7\naveraging = 0.5\nstatistics = 'averaged'\nwarmup = 2\n"
     )
     experiment = make_experiment(read_toml(path))
     assert experiment == Experiment(
@@ -224,7 +291,8 @@ def test_every_setting_can_come_from_toml(tmp_path: Path) -> None:
         flip=True,
         seed=7,
         averaging=0.5,
-        moved_statistics=False,
+        statistics="averaged",
+        warmup=2,
     )
     every = {name: value for name, value in Experiment("digits").to_dict().items() if value is not None}
     lines = [f"{name} = {json.dumps(value)}" for name, value in every.items()]

@@ -26,6 +26,7 @@ from fedmpq.lab.experiment import Experiment, make_experiment
 from fedmpq.lab.initial import make_graph, seeded_module
 from fedmpq.lab.methods import Probe, make_method
 from fedmpq.model import zoo
+from fedmpq.model.calibration import calibration_batches
 from fedmpq.model.data import Dataset
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Side, Weights
@@ -373,3 +374,69 @@ def test_a_probe_without_weights_is_a_mistake(data: Dataset) -> None:
     simulated, model = simulation(data)
     with pytest.raises(AssertionError):
         simulated.logits(Probe((), model.side), data.images)
+
+
+# Calibration
+
+
+def test_calibrated_statistics_are_those_of_the_batches(data: Dataset) -> None:
+    """Against the convolution's own outputs; the module adds a tenth for every batch it has seen."""
+    simulated, model = simulation(data, statistics="calibrated", batch_size=6)
+    assert simulated.calibrates
+    own = data.subset(PARTS[0])
+    found = simulated.measure(simulated.calibration(model, CLIENTS[0]), own)
+    assert (found.round, found.client, found.samples) == (0, 0, 20)
+    weight = torch.from_numpy(model.weights["conv"])
+    sums, squares, graph = torch.zeros(4), torch.zeros(4), graph_of(data)
+    order = list(calibration_batches(Draws(0, 0, 0), 6, own.images))
+    assert [len(images) for images in order] == [6, 6, 6, 2]
+    for number, images in enumerate(order, start=1):
+        real = (torch.from_numpy(images.astype(np.float32)) - graph.input.zero_point) * graph.input.scale
+        out = functional.conv2d(real.permute(0, 3, 1, 2) + 0.1 * number, weight, padding=1)
+        flat = out.permute(1, 0, 2, 3).reshape(4, -1)
+        sums += len(images) * flat.mean(dim=1)
+        squares += len(images) * (flat.var(dim=1) + flat.mean(dim=1) ** 2)
+    mean = sums / 20
+    np.testing.assert_allclose(found.statistics["bn.running_mean"], mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.statistics["bn.running_var"], squares / 20 - mean**2, rtol=1e-3)
+
+
+def test_a_calibration_depends_on_its_task_alone(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the process did before: dropout before a BatchNorm draws anew, and counters start again."""
+
+    class Dropping(Network):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(functional.dropout(x, 0.5, self.training))
+
+    graph = graph_of(data)
+    monkeypatch.setitem(zoo._ZOO, "network", lambda classes, channels: Dropping(classes, channels))
+    simulated = make_method(experiment(statistics="calibrated"), graph, len(CLASSES))
+    assert isinstance(simulated, FloatSimulation)
+    model = simulated.start(CLIENTS)
+    own, other = data.subset(PARTS[0]), data.subset(PARTS[1])
+    first = simulated.measure(simulated.calibration(model, CLIENTS[0]), own)
+    simulated.train(simulated.assign(model, CLIENTS[1]), other)
+    torch.rand(3)
+    again = simulated.measure(simulated.calibration(model, CLIENTS[0]), own)
+    assert_same(first.statistics, again.statistics)
+    before = torch.random.get_rng_state()
+    simulated.measure(simulated.calibration(model, CLIENTS[0]), own)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_clients_count_by_their_data_and_training_goes_on_from_where_it_was(data: Dataset) -> None:
+    simulated, model = simulation(data, statistics="calibrated", averaging=0.5)
+    model = simulated.merge(model, updates_of(simulated, model, data))
+    found = [
+        simulated.measure(simulated.calibration(model, c), data.subset(PARTS[c.client])) for c in CLIENTS
+    ]
+    calibrated = simulated.calibrated(model, found)
+    means = np.stack([one.statistics["bn.running_mean"] for one in found]).astype(np.float64)
+    squares = np.stack([one.statistics["bn.running_var"] for one in found]) + means**2
+    mean = np.average(means, axis=0, weights=[20, 12, 8])
+    variance = np.average(squares, axis=0, weights=[20, 12, 8]) - mean**2
+    np.testing.assert_allclose(calibrated.final.side["bn.running_mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(calibrated.final.side["bn.running_var"], variance, rtol=1e-5)
+    assert_same(calibrated.final.weights, model.final.weights)
+    assert calibrated.weights is model.weights
+    assert calibrated.side is model.side

@@ -25,7 +25,7 @@ from fedmpq.lab import paper_tables, reproduce_command, simulation
 from fedmpq.lab.cells import Cell, Clock, Ended, Slots, Status, Watcher, cell_bytes, run_cells, slots_for
 from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
-from fedmpq.lab.paper_tables import DATA_SETS, TABLES
+from fedmpq.lab.paper_tables import DATA_SETS, ON_REQUEST, TABLES
 from fedmpq.lab.reproduce_command import cell_name, make_plan
 from fedmpq.lab.scales import SCALES, Cut, Scale
 from fedmpq.lab.simulation import LOG_NAME, RoundResult, read_log
@@ -34,8 +34,7 @@ from tests.in_process import InProcessPool
 
 Capture = pytest.CaptureFixture[str]
 TOY = Scale(
-    "small",
-    size=None,
+    "mid",
     cut=Cut(train_limit=80, test_limit=40, rounds=2, epochs=1),
     local_epochs=(1, 2),
     settings={"batch_size": 8},
@@ -82,7 +81,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_process: None) -> None:
     """Digits in the place of CIFAR-10, in an empty folder, with cells in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(SCALES, "small", TOY)
+    monkeypatch.setitem(SCALES, "mid", TOY)
     monkeypatch.setattr(paper_tables, "DATA_SETS", (replace(DATA_SETS[0], model="digits_cnn"),))
     monkeypatch.setattr(reproduce_command, "run_cells", run_here)
 
@@ -243,7 +242,7 @@ def test_a_table_is_run_written_and_gone_on_with(capsys: Capture) -> None:
     code, out, err = reproduce(capsys, *words, "--seeds", "0")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "Table 1, CIFAR-10, scale small"
+    assert lines[0] == "Table 1, CIFAR-10, scale mid"
     assert "  80 training images (paper: 50,000), 40 test images (paper: 10,000)" in lines
     assert "  2 rounds of 1 local epochs (paper: 50 of 5)" in lines
     assert "  batch_size 8" in lines
@@ -256,11 +255,13 @@ def test_a_table_is_run_written_and_gone_on_with(capsys: Capture) -> None:
     }
     folder = Path("out/cells/cifar10-fedmpq-paper-alpha0.5-epochs1-seed0")
     results = [result.accuracies for result in read_log(folder) if result.accuracies]
-    expected = 50 * (results[0].mean_deployed + results[1].mean_deployed)
+    assert len(results) == 2
+    expected = 100 * results[-1].mean_deployed
     text = Path("out/table1-cifar10-alpha0.5-fp32,fedmpq.md").read_text()
     assert f"| FedMPQ | {expected:.1f} | " in text
+    assert "- top-1 test accuracy in % after the last round, seed 0. Deployed: " in text
     assert (
-        "    fedmpq reproduce table1 --data digits --scale small --seeds 0 --only fp32,fedmpq --alpha 0.5"
+        "    fedmpq reproduce table1 --data digits --scale mid --seeds 0 --only fp32,fedmpq --alpha 0.5"
         in text
     )
     record = json.loads(Path("out/table1-cifar10-alpha0.5-fp32,fedmpq.json").read_text())
@@ -286,7 +287,7 @@ def test_json_is_all_there_is_on_standard_output(capsys: Capture) -> None:
     assert [first["type"], second["type"], table["type"]] == ["cell", "cell", "table"]
     assert first["cell"] == "cifar10-fpq8-paper-alpha0.5-epochs1-seed5"
     assert table["cells"]["fpq8, 2"]["deployed"]["value"] == pytest.approx(100 * second["mean_deployed"])
-    assert "written: runs/reproduce-small/epochs-cifar10-fpq8.md" in err
+    assert "written: runs/reproduce-mid/epochs-cifar10-fpq8.md" in err
 
 
 @pytest.mark.usefixtures("toy")
@@ -307,7 +308,7 @@ def test_a_mistake_is_one_line(capsys: Capture, words: str, expected: str) -> No
     assert code == 2
     assert err.startswith(f"fedmpq reproduce: {expected}")
     assert err.count("\n") == 1
-    assert not Path("runs/reproduce-small/cells").exists()
+    assert not Path("runs/reproduce-mid/cells").exists()
 
 
 @pytest.mark.usefixtures("toy")
@@ -323,7 +324,7 @@ def test_a_cell_that_fails_is_told_and_the_table_written(
     code, out, _ = reproduce(capsys, *words)
     assert code == 1
     assert "failed: cifar10-aqfl-paper-alpha1-epochs1-seed0: the loss is nan" in out
-    written = Path("runs/reproduce-small/table1-cifar10-alpha1-fp32,aqfl.md").read_text()
+    written = Path("runs/reproduce-mid/table1-cifar10-alpha1-fp32,aqfl.md").read_text()
     assert "| AQFL | – | – | 62.1 |" in written
 
 
@@ -331,7 +332,7 @@ def test_a_cell_that_fails_is_told_and_the_table_written(
 
 
 def test_stored_images_are_those_of_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scale = replace(TOY, size=6)
+    scale = replace(TOY, cut=replace(TOY.cut, size=6))
     stored = store_data("digits", scale, tmp_path)
     settings = {**SMALL, "size": 6, "budgets": [2, 8]}
     direct = simulation.prepare(make_experiment({**settings, "data": "digits"}))
@@ -344,9 +345,9 @@ def test_stored_images_are_those_of_a_simulation(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr("fedmpq.lab.stored_data.load_named", None)
         assert store_data("digits", scale, tmp_path) == stored
-    with pytest.raises(ExperimentError, match="is of another scale than small; choose another --out"):
+    with pytest.raises(ExperimentError, match="is of another scale than mid; choose another --out"):
         store_data("digits", replace(scale, cut=replace(scale.cut, train_limit=70)), tmp_path)
-    with pytest.raises(ExperimentError, match="is of another scale than small; choose another --out"):
+    with pytest.raises(ExperimentError, match="is of another scale than mid; choose another --out"):
         store_data("digits", TOY, tmp_path)
     other = str(stored.path)
     with pytest.raises(ExperimentError, match=r"holds another CIFAR-10 than .*npz; choose another --out"):
@@ -354,6 +355,20 @@ def test_stored_images_are_those_of_a_simulation(tmp_path: Path, monkeypatch: py
     stored.path.write_bytes(b"cut off")
     with pytest.raises(ExperimentError, match=r"cifar10.npz is missing or damaged; remove cifar10.json"):
         store_data("digits", scale, tmp_path)
+
+
+def test_a_data_set_can_have_a_size_of_its_own(tmp_path: Path) -> None:
+    own = {"cifar10": replace(TOY.cut, size=4, test_limit=30)}
+    scale = replace(TOY, cut=replace(TOY.cut, size=6), own_cuts=own)
+    stored = store_data("digits", scale, tmp_path)
+    assert (stored.side, stored.train_images, stored.test_images) == (4, 80, 30)
+    assert scale.experiment_settings(stored.data_set)["size"] == 4
+    # As if loaded at that size, not shrunk once more from the other.
+    direct = simulation.prepare(make_experiment({**SMALL, "size": 4, "test_limit": 30}))
+    np.testing.assert_array_equal(np.load(stored.path)["x_train"], direct.train.images)
+    assert store_data("digits", scale, tmp_path) == stored
+    with pytest.raises(ExperimentError, match="is of another scale than mid; choose another --out"):
+        store_data("digits", replace(scale, own_cuts={}), tmp_path)
 
 
 def test_a_cells_name_says_what_sets_it_apart() -> None:
@@ -365,6 +380,12 @@ def test_a_cells_name_says_what_sets_it_apart() -> None:
     assert name(rounds=80) == "cifar10-fedmpq-paper-alpha0.5-epochs5-rounds80-seed0"
     assert name(lasso=0.1, prune_density=0.05) == (
         "cifar10-fedmpq-paper-alpha0.5-epochs5-prune-density0.05-lasso0.1-seed0"
+    )
+    assert name(learning_rate=0.03, schedule="cosine", warmup=2) == (
+        "cifar10-fedmpq-paper-alpha0.5-epochs5-learning-rate0.03-schedule-cosine-warmup-2-seed0"
+    )
+    assert name(profile="best", momentum_bits=32, averaging=0.9, statistics="averaged") == (
+        "cifar10-fedmpq-best-alpha0.5-epochs5-momentum_bits-32-averaging0.9-statistics-averaged-seed0"
     )
     assert (
         name(method="fp32", budgets=(4.0,) * 20, alpha=1.0) == "cifar10-fp32-alpha1-epochs5-clients20-seed0"
@@ -384,9 +405,11 @@ def test_tables_share_a_name_where_they_share_a_cell_and_nowhere_else() -> None:
 
 
 def named_cells(name: str) -> list[tuple[str, Experiment]]:
-    """The table's cells at the paper's scale."""
+    """The table's cells at the paper's scale, with the rows that have to be asked for."""
     scale, data_set = SCALES["paper"], DATA_SETS[0]
     table, common = TABLES[name](data_set, (), scale.local_epochs), scale.experiment_settings(data_set)
+    if "fp32" in (row.key for row in table.rows):
+        table = replace(table, rows=table.rows + ON_REQUEST)
     made = [table.experiment(row, column, common, "x", 0) for row, column in table.cells()]
     return [(cell_name(data_set, experiment, scale.cut.rounds), experiment) for experiment in made]
 
@@ -401,7 +424,7 @@ from fedmpq.lab import paper_tables, scales
 if __name__ == "__main__":
     paper_tables.DATA_SETS = (replace(paper_tables.DATA_SETS[0], model="digits_cnn"),)
     cut = scales.Cut(80, 40, 500, 1)
-    scales.SCALES["small"] = scales.Scale("small", None, cut, (1,), settings={"batch_size": 8})
+    scales.SCALES["mid"] = scales.Scale("mid", cut, (1,), settings={"batch_size": 8})
     words = "--data digits --only fedmpq --alpha 1 --seeds 0 --out out --workers 1"
     sys.exit(main(["reproduce", "table1", *words.split()]))
 """

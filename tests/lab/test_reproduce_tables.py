@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,8 @@ from fedmpq.lab.paper_tables import (
     narrowed,
 )
 from fedmpq.lab.report import Summary
-from fedmpq.lab.scales import SCALES, TAIL, ScaleName
+from fedmpq.lab.scales import SCALE_NAMES, SCALES, TAIL
+from fedmpq.lab.simulation import Accuracies, RoundResult
 from fedmpq.lab.tables_report import Mean, Score
 
 CIFAR10, CIFAR100, TINY = DATA_SETS
@@ -64,9 +67,11 @@ def test_the_paper_scale_is_the_papers_setting() -> None:
         learning_rate=0.1,
         momentum=0.9,
         weight_decay=5e-4,
-        lasso=0.01,
-        prune_density=0.03,
     )
+    plan = cell.recipe().plan
+    assert (plan.lasso, plan.prune_density, plan.momentum_bits) == (0.01, 0.03, 32)
+    assert not cell.calibrates
+    assert {cell.rates().factor(number) for number in range(1, 51)} == {1.0}
     assert cell.clients_per_round == 5
     assert PAPER.experiment_settings(TINY)["model"] == "resnet44"
 
@@ -101,7 +106,8 @@ def test_table_2_has_more_clients_in_the_same_proportions() -> None:
 
 def test_table_3_is_a_grid_of_two_thresholds() -> None:
     cells = experiments("table3")
-    assert {(cell.prune_density, cell.lasso) for cell in cells.values()} == {
+    plans = [cell.recipe().plan for cell in cells.values()]
+    assert {(plan.prune_density, plan.lasso) for plan in plans} == {
         (epsilon, lasso) for epsilon in (0.01, 0.02, 0.03, 0.04, 0.05) for lasso in (0.1, 0.01, 0.001)
     }
     assert {cell.method for cell in cells.values()} == {"fedmpq"}
@@ -146,28 +152,80 @@ def test_rows_can_be_chosen_and_best_is_one_of_them() -> None:
         narrowed(table_of("table4"), ("best",))
 
 
+def test_the_other_rows_that_can_be_asked_for_are_fp32s() -> None:
+    keys = ("fp32", "fp32-0.03", "fp32-0.01", "fp32same")
+    table, common = narrowed(table_of("table1"), keys[::-1]), PAPER.experiment_settings(CIFAR10)
+    assert [row.key for row in table.rows] == list(keys)
+    assert all(row.trains_in_float for row in table.rows)
+    plain, *others = (table.experiment(row, table.columns[1], common, "x", 0) for row in table.rows)
+    assert [one.learning_rate for one in (plain, *others)] == [0.1, 0.03, 0.01, 0.1]
+    assert [replace(one, learning_rate=0.1) for one in others[:2]] == [plain, plain]
+    # What devices run is averaged, its rates fall and its statistics are measured just as the best profile's.
+    same, best = others[2], Experiment("x", rounds=50)
+    assert same == experiments("best")["fp32same", "0.5"]
+    assert (same.averaging, same.rates()) == (best.recipe().averaging, best.rates())
+    assert same.calibrates
+    assert best.calibrates
+
+
+def test_the_parts_of_best_change_one_thing_each() -> None:
+    cells = experiments("best")
+    best = cells["best", "0.5"]
+    assert (best.method, best.profile) == ("fedmpq", "best")
+    changed = {
+        row: {field.name for field in fields(cell) if getattr(cell, field.name) != getattr(best, field.name)}
+        for (row, _), cell in cells.items()
+    }
+    assert changed == {
+        "best": set(),
+        "last": {"averaging"},
+        "statistics": {"statistics"},
+        "constant": {"schedule"},
+        "max": {"step_rule"},
+        "alg2": {"deal"},
+        "slow": {"code_learning_rate"},
+        "channels": {"per_channel"},
+        "fedmpq": {"profile"},
+        "averaged": {"method", "profile", "averaging"},
+        "fp32same": {"method", "profile", "averaging", "schedule", "statistics"},
+    }
+    # And each of them really is another run than the best profile's own.
+    recipes = [cell.recipe() for cell in cells.values() if cell.method == "fedmpq"]
+    assert all(one != other for one, other in itertools.combinations(recipes, 2))
+
+
 def test_a_data_set_is_told_by_its_classes() -> None:
     assert [data_set_of("x", classes) for classes in (10, 100, 200, 202)] == [CIFAR10, CIFAR100, TINY, TINY]
     with pytest.raises(ExperimentError, match="here has 7 classes; the paper's data sets have 10"):
         data_set_of("here", 7)
 
 
-@pytest.mark.parametrize("name", ["small", "medium"])
 @pytest.mark.parametrize("data_set", DATA_SETS, ids=lambda data_set: data_set.key)
-def test_a_smaller_scale_changes_amounts_alone(name: ScaleName, data_set: DataSet) -> None:
-    smaller, paper = (SCALES[scale].experiment_settings(data_set) for scale in (name, "paper"))
-    changed = {key for key in smaller.keys() | paper.keys() if smaller.get(key) != paper.get(key)}
-    assert changed <= {
-        "size",
-        "train_limit",
-        "test_limit",
-        "rounds",
-        "epochs",
-        "batch_size",
-        "evaluate_every",
-    }
-    assert changed >= {"rounds", "epochs"}
-    assert smaller["rounds"] // smaller.get("evaluate_every", 1) > TAIL
+def test_mid_scale_changes_pixels_rounds_and_evaluations_alone(data_set: DataSet) -> None:
+    mid, paper = (SCALES[scale].experiment_settings(data_set) for scale in ("mid", "paper"))
+    changed = {key for key in mid.keys() | paper.keys() if mid.get(key) != paper.get(key)}
+    assert changed == {"size", "rounds", "evaluate_every"}
+    assert (mid["rounds"], mid["epochs"], mid["evaluate_every"]) == (20, 5, 5)
+    assert (mid["train_limit"], mid["test_limit"]) == (None, None)
+    assert mid["size"] == data_set.side // 2
+    assert SCALES["mid"].with_rounds(7).experiment_settings(data_set) == {**mid, "rounds": 7}
+
+
+def test_mid_scale_has_the_papers_local_steps() -> None:
+    for scale in SCALES.values():
+        cell = Experiment("x", **scale.experiment_settings(CIFAR10))
+        images = (cell.train_limit or CIFAR10.train_images) / cell.clients
+        assert images * cell.epochs / cell.batch_size == pytest.approx(390, abs=1)
+    assert SCALE_NAMES == tuple(SCALES) == ("mid", "paper")
+
+
+def test_a_score_is_the_last_rounds() -> None:
+    """Before it the learning rates were others."""
+    accuracies = [Accuracies(share, {"2": share / 2}, share / 2) for share in (0.2, 0.9, 0.6)]
+    results = [
+        RoundResult(number, each, 1.0, 0, 0, (), (), 1.0) for number, each in enumerate(accuracies, start=1)
+    ]
+    assert Summary.of(results, TAIL) == Summary(0.6, {"2": 0.3}, 0.3)
 
 
 # As text

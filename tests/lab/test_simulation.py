@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from torch import nn
 
 from fedmpq.edge_client.engine import TrainingError, engine_names
 from fedmpq.edge_client.local_round import require_finite
@@ -32,11 +33,21 @@ from fedmpq.lab.simulation import (
     run,
 )
 from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
-from fedmpq.model.exchange import TrainingPlan, Update, payload_bytes, rounded_side
+from fedmpq.model import zoo
+from fedmpq.model.calibration import statistics_names
+from fedmpq.model.exchange import (
+    Assignment,
+    Calibration,
+    TrainingPlan,
+    Update,
+    payload_bytes,
+    rounded_side,
+)
 from fedmpq.model.quantized import average_bits
 from fedmpq.model.zoo import ModelError
 from fedmpq.server.model_archive import Tensors
 from fedmpq.server.recipe import ABLATIONS
+from fedmpq.server.schedule import Schedule
 from fedmpq.server.state import ClientRecord, GlobalModel
 from tests.in_process import InProcessPool
 
@@ -178,7 +189,7 @@ def test_a_run_that_diverges_ends_with_one_error_and_its_last_good_round(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In a real process, over some rounds: first numbers that overflow, then a loss that is none."""
-    wild = small(learning_rate=1e5, rounds=50)
+    wild = small(learning_rate=1e5, schedule="constant", rounds=50)
     with pytest.raises(
         TrainingError, match=r"client \d, round \d+: .*learning rate \(now 100000.0\)"
     ) as caught:
@@ -229,6 +240,8 @@ def broken_off(experiment: Experiment, folder: Path, after: int) -> None:
     [
         ({"profile": "paper"}, False, (0, 1, 2)),
         ({"profile": "best"}, True, (1, 2)),
+        ({"profile": "best", "averaging": 0.0, "evaluate_every": 2}, False, (2,)),
+        ({"method": "fp32", "statistics": "calibrated", "schedule": "cosine", "averaging": 0.8}, True, (1,)),
         ({"method": "fedpaq", "alpha": float("inf")}, False, (1,)),
     ],
 )
@@ -248,9 +261,14 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
         assert [line["type"] for line in strict_lines(folder)] == ["experiment", "round", "round", "round"]
 
 
+LONGER = {"schedule": "constant", "participation": 1.0}
+"""With these a run that was to end earlier is the beginning of a longer one: a schedule that falls and the
+clients that calibrate the last round depend on how many rounds there are."""
+
+
 @pytest.fixture
 def two_rounds(tmp_path: Path, in_process: None) -> Path:
-    finish(small(), tmp_path / "run")
+    finish(small(**LONGER), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -269,7 +287,7 @@ def test_a_log_with_a_torn_last_line_is_mended(two_rounds: Path, tmp_path: Path,
     log.write_text(log.read_text() + tail)
     assert read_log(two_rounds) == before
     run(reopen(two_rounds, 3), two_rounds, 1, silent)
-    finish(small(rounds=3), tmp_path / "whole")
+    finish(small(rounds=3, **LONGER), tmp_path / "whole")
     assert_same_run(two_rounds, tmp_path / "whole")
     assert len(strict_lines(two_rounds)) == 4
 
@@ -311,6 +329,26 @@ def test_a_finished_run_can_go_on_but_not_back(two_rounds: Path) -> None:
         reopen(two_rounds, 2)
 
 
+@pytest.mark.usefixtures("in_process")
+def test_rates_of_a_run_that_goes_on_are_those_of_its_new_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+
+    class Pool(InProcessPool):
+        def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+            sent = list(assignments)
+            assert all(isinstance(one, Assignment) for one in sent)
+            rates.extend({one.plan.learning_rate for one in sent if isinstance(one, Assignment)})
+            yield from super().train(sent)
+
+    monkeypatch.setattr(simulation, "WorkerPool", Pool)
+    finish(small(), tmp_path)
+    run(reopen(tmp_path, 4), tmp_path, 1, silent)
+    expected = [(2, 1), (2, 2), (4, 3), (4, 4)]
+    assert rates == [0.1 * Schedule("cosine", rounds).factor(number) for rounds, number in expected]
+
+
 def test_other_data_is_noticed_on_reopening(tmp_path: Path, in_process: None) -> None:
     random = np.random.default_rng(0)
     data = tmp_path / "data.npz"
@@ -344,6 +382,9 @@ def test_other_data_is_noticed_on_reopening(tmp_path: Path, in_process: None) ->
         ),
         *({"method": method} for method in ("fp32", "fedpaq", "uveqfed")),
         {"method": "fp32", "averaging": 0.8},
+        {"method": "fp32", "statistics": "calibrated", "schedule": "steps"},
+        {"profile": "paper", "statistics": "calibrated", "schedule": "cosine", "warmup": 1},
+        {"profile": "best", "statistics": "averaged", "averaging": 0.0},
         *({"profile": "paper", "ablation": name} for name in ABLATIONS if name != "all"),
         {
             "profile": "paper",
@@ -352,7 +393,7 @@ def test_other_data_is_noticed_on_reopening(tmp_path: Path, in_process: None) ->
             "deal": "uniform",
             "per_channel": True,
         },
-        {"momentum_bits": 8, "pad": 1, "flip": True},
+        {"momentum_bits": 32, "pad": 1, "flip": True},
         *({"engine": name, "profile": p} for name in engine_names() for p in ("paper", "best")),
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
@@ -365,7 +406,7 @@ def test_every_method_runs(tmp_path: Path, settings: dict[str, Any]) -> None:
     assert [result.round for result in results] == [1, 2]
     quantized = experiment.activation_bits is not None
     for result in results:
-        check_result(result, prepared, quantized)
+        check_result(result, prepared, quantized, calibrating(result, experiment))
     model = load_checkpoint(tmp_path).model
     assert model.round == 2
     assert any(model.weights[n].tobytes() != t.tobytes() for n, t in prepared.start.model.weights.items())
@@ -395,7 +436,14 @@ def test_only_some_rounds_are_evaluated_and_the_last_always(tmp_path: Path) -> N
     assert read_log(tmp_path / "some") == some
 
 
-def check_result(result: RoundResult, prepared: Prepared, quantized: bool) -> None:
+def calibrating(result: RoundResult, experiment: Experiment) -> int:
+    """Clients that measure statistics after a round: its own, and all after the last."""
+    if not experiment.calibrates:
+        return 0
+    return experiment.clients if result.round == experiment.rounds else len(result.clients)
+
+
+def check_result(result: RoundResult, prepared: Prepared, quantized: bool, measuring: int) -> None:
     measured = shares(result)
     sizes = prepared.start.graph.layer_sizes
     side = sum(4 * tensor.size for tensor in prepared.start.model.side.values())
@@ -410,25 +458,29 @@ def check_result(result: RoundResult, prepared: Prepared, quantized: bool) -> No
     assert result.loss > 0
     assert len(result.bit_widths) == len(sizes)
     assert result.seconds > 0
-    full = 3 * (4 * sum(sizes) + side)
+    statistics = statistics_bytes(prepared)
+    # A calibration sends the model once more, and brings back the statistics alone.
+    sent, returned = 3 + measuring, measuring * statistics
+    full = 4 * sum(sizes) + side
     if quantized:
         # Side tensors go in half precision, or in single where half would not do.
-        assert 3 * side / 2 < result.bytes_up <= result.bytes_down + 3 * side / 2
-        assert result.bytes_down < full
+        assert 3 * side / 2 + returned / 2 < result.bytes_up
+        assert result.bytes_up <= result.bytes_down * 3 / sent + 3 * side / 2 + returned + sum(sizes)
+        assert sent * side / 2 < result.bytes_down < sent * full
         assert all(1 <= bits <= 8 for bits in result.bit_widths)
         assert measured.mean_deployed == pytest.approx(
             (measured.deployed["2"] + 2 * measured.deployed["4"] + measured.deployed["8"]) / 4
         )
     else:
-        assert result.bytes_down == full
-        assert result.bytes_up <= full
+        assert result.bytes_down == sent * full
+        assert result.bytes_up <= 3 * full + returned
         assert measured.mean_deployed == measured.accuracy
 
 
 @pytest.mark.usefixtures("in_process")
 def test_what_is_sent_fits_the_budgets(tmp_path: Path) -> None:
     """Planes and steps of a round, counted in bytes."""
-    prepared = prepare(small(participation=1.0, rounds=1))
+    prepared = prepare(small(participation=1.0, rounds=1, statistics="averaged"))
     (result,) = run(prepared, tmp_path, 1, silent)
     sizes = prepared.start.graph.layer_sizes
     steps, padding = 4 * len(sizes), 8 * len(sizes)
@@ -439,10 +491,87 @@ def test_what_is_sent_fits_the_budgets(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_fpq8_ignores_the_budgets_on_the_wire(tmp_path: Path) -> None:
-    prepared = prepare(small(method="fpq8", rounds=1))
+    prepared = prepare(small(method="fpq8", rounds=1, statistics="averaged"))
     (result,) = run(prepared, tmp_path, 1, silent)
     assert result.bit_widths == (8,) * len(prepared.start.graph.layers)
     assert min(result.bytes_up, result.bytes_down) > 3 * sum(prepared.start.graph.layer_sizes)
+
+
+class CountingPool(InProcessPool):
+    """Notes who is asked for what, and the bytes down and up."""
+
+    trained: ClassVar[list[tuple[list[int], int, int]]] = []
+    calibrated: ClassVar[list[tuple[list[int], int, int]]] = []
+
+    def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+        sent = list(assignments)
+        found = list(super().train(sent))
+        self.trained.append(_counted(sent, found))
+        yield from found
+
+    def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
+        sent = list(assignments)
+        found = super().calibrate(sent)
+        self.calibrated.append(_counted(sent, found))
+        return found
+
+
+def _counted(
+    sent: Sequence[Sent], found: Sequence[Uploaded] | Sequence[Calibration]
+) -> tuple[list[int], int, int]:
+    return [one.client for one in sent], sum(one.nbytes for one in sent), sum(one.nbytes for one in found)
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "fp32", "statistics": "calibrated", "averaging": 0.8}])
+def test_a_rounds_clients_calibrate_it_and_all_of_them_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Rounds that are not evaluated are not calibrated; the bytes of a calibration are its round's."""
+    monkeypatch.setattr(CountingPool, "trained", [])
+    monkeypatch.setattr(CountingPool, "calibrated", [])
+    monkeypatch.setattr(simulation, "WorkerPool", CountingPool)
+    prepared = prepare(small(rounds=5, evaluate_every=2, participation=0.5, **settings))
+    results = run(prepared, tmp_path, 1, silent)
+    second, fourth, last = CountingPool.calibrated
+    assert [len(result.clients) for result in results] == [2] * 5
+    assert [asked for asked, _, _ in CountingPool.trained] == [list(result.clients) for result in results]
+    assert [asked for asked, _, _ in (second, fourth, last)] == [
+        list(results[1].clients),
+        list(results[3].clients),
+        [0, 1, 2, 3],
+    ]
+    extra = [([], 0, 0), second, ([], 0, 0), fourth, last]
+    for result, training, calibration in zip(results, CountingPool.trained, extra, strict=True):
+        assert result.bytes_down == training[1] + calibration[1]
+        assert result.bytes_up == training[2] + calibration[2]
+    # Half of the clients against all of them: the model goes to each, its statistics come back.
+    whole = statistics_bytes(prepared)
+    for asked, down, up in (second, fourth, last):
+        assert len(asked) * whole / 2 <= up <= len(asked) * whole
+        assert down > 10 * up
+    if settings:
+        assert last[1:] == (2 * second[1], 2 * second[2])
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("method", ["fedmpq", "fp32"])
+def test_without_batch_norm_there_is_nothing_to_calibrate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def build(classes: int, channels: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, classes))
+
+    monkeypatch.setitem(zoo._ZOO, "plain", build)
+    shared = {"model": "plain", "method": method, "rounds": 1}
+    (calibrated,) = finish(small(statistics="calibrated", **shared), tmp_path / "calibrated")
+    (averaged,) = finish(small(statistics="averaged", **shared), tmp_path / "averaged")
+    assert without_time([calibrated]) == without_time([averaged])
+
+
+def statistics_bytes(prepared: Prepared) -> int:
+    """Means and variances of the model's BatchNorms in single precision."""
+    names = statistics_names(prepared.start.graph)
+    return sum(4 * prepared.start.model.side[name].size for name in names)
 
 
 def test_the_loss_does_not_depend_on_who_is_ready_first(

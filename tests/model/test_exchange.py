@@ -127,7 +127,7 @@ def test_a_setting_outside_its_range_is_named(name: str, value: Any) -> None:
         {"prune_density": 1.0},
         {"lasso": 0.0},
         {"momentum": 0.0, "momentum_bits": 0},
-        {"update": "rounded", "code_learning_rate": 1e-4},
+        {"update": "carried", "code_learning_rate": 1e-4},
         {"epochs": 1, "batch_size": 2},
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmpq.model import planes
+from fedmpq.model.calibration import statistics_names
 from fedmpq.model.exchange import (
+    Calibration,
     Evaluation,
+    Phase,
     PlanError,
     TrainingPlan,
     Update,
@@ -21,16 +26,33 @@ from fedmpq.model.exchange import (
 )
 from fedmpq.model.exchange_wire import (
     WireError,
+    calibration_bytes_bound,
+    decode_calibration,
     decode_model,
     decode_update,
     digest,
+    encode_calibration,
     encode_model,
     encode_update,
     model_bytes_bound,
+    phase_from_message,
+    phase_to_message,
     plan_from_message,
     plan_to_message,
 )
-from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Flatten, Graph, Input, Linear, Node, Quantize, Relu
+from fedmpq.model.graph import (
+    INPUT,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    Graph,
+    Input,
+    Linear,
+    Node,
+    Op,
+    Quantize,
+    Relu,
+)
 from fedmpq.model.quantized import PackedLayer, Side
 from fedmpq.proto import federation_pb2, payload_pb2
 
@@ -183,8 +205,134 @@ def test_fields_of_a_newer_version_are_skipped() -> None:
     assert decode_update(GRAPH, good + unknown)[0] == "run"
 
 
+# Calibration
+
+MEAN, VARIANCE = "bn.running_mean", "bn.running_var"
+Change = Callable[[payload_pb2.CalibrationPayload], object]
+
+
+def calibration(seed: int = 0) -> Calibration:
+    random = np.random.default_rng(seed)
+    statistics = {
+        MEAN: random.normal(0, 1, 3).astype(np.float32),
+        VARIANCE: random.uniform(0, 2, 3).astype(np.float32),
+    }
+    return Calibration(round=3, client=2, samples=50, statistics=statistics)
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_calibration_comes_back_as_it_was(seed: int, half: bool) -> None:
+    sent = calibration(seed)
+    if half:
+        sent = replace(sent, statistics=rounded_side(sent.statistics, 16))
+    data = encode_calibration(GRAPH, "run-1", sent)
+    run_id, got = decode_calibration(GRAPH, data)
+    assert (run_id, got.round, got.client, got.samples) == ("run-1", 3, 2, 50)
+    assert tuple(got.statistics) == statistics_names(GRAPH) == (MEAN, VARIANCE)
+    for name, tensor in sent.statistics.items():
+        assert got.statistics[name].dtype == np.float32
+        assert got.statistics[name].shape == (3,)
+        assert got.statistics[name].tobytes() == tensor.tobytes()
+    assert encode_calibration(GRAPH, "run-1", sent) == data
+    assert sent.nbytes == (12 if half else 24)
+    assert sent.nbytes < len(data) <= sent.nbytes + 30
+
+
+def test_no_calibration_is_longer_than_the_bound() -> None:
+    """All in single precision, every number as long as it can be, and an id of 32 digits."""
+    greatest = np.full(3, np.finfo(np.float32).max)
+    longest = Calibration(2**32 - 1, 2**32 - 1, 2**64 - 1, {MEAN: greatest, VARIANCE: greatest})
+    data = encode_calibration(GRAPH, "f" * 32, longest)
+    assert longest.nbytes == 24
+    assert len(data) <= calibration_bytes_bound(GRAPH) < model_bytes_bound(GRAPH)
+    wide = replace(GRAPH, nodes=wider(GRAPH, 3000))
+    values = np.full(3000, np.finfo(np.float32).max)
+    long = replace(longest, statistics={MEAN: values, VARIANCE: values})
+    assert 24_000 < len(encode_calibration(wide, "f" * 32, long)) <= calibration_bytes_bound(wide) < 26_000
+
+
+def wider(graph: Graph, channels: int) -> tuple[Node, ...]:
+    """The nodes with so many channels in place of three."""
+    ops: dict[str, Op] = {
+        "conv": Conv2d(1, channels, (3, 3), (1, 1), (0, 0), (1, 1), groups=1, bias=False),
+        "bn": BatchNorm(channels, 1e-5, 0.1),
+        "fc": Linear(4 * channels, 2, bias=True),
+    }
+    return tuple(replace(node, op=ops.get(node.name, node.op)) for node in graph.nodes)
+
+
 @pytest.mark.parametrize(
-    "plan", [TrainingPlan(), TrainingPlan(prune_density=None, flip=True, pad=4, side_bits=32)]
+    ("change", "message"),
+    [
+        (lambda m: m.statistics.pop(), "has 1 statistics, the graph 2"),
+        (lambda m: m.statistics.append(m.statistics[0]), "has 3 statistics, the graph 2"),
+        (lambda m: m.statistics[0].Clear(), "'bn.running_mean' is empty"),
+        (lambda m: setattr(m.statistics[0], "single", b"\0" * 8), "'bn.running_mean' has 8 bytes, not 3"),
+        (lambda m: setattr(m.statistics[0], "half", b"\0" * 8), "'bn.running_mean' has 8 bytes, not 3"),
+        (lambda m: put(m, 0, [0, math.nan, 0]), "'bn.running_mean' holds a NaN"),
+        (lambda m: put(m, 0, [0, 0, -math.inf]), "'bn.running_mean' holds a NaN or an infinity"),
+        (lambda m: put(m, 1, [0, math.nan, 0]), "'bn.running_var' holds a NaN"),
+        (lambda m: put(m, 1, [math.inf, 1, 1]), "'bn.running_var' holds a NaN or an infinity"),
+        (lambda m: put(m, 1, [1, 1, -1e-30]), "'bn.running_var' holds a negative variance"),
+        (lambda m: put(m, 1, [1, -math.inf, 1]), "'bn.running_var' holds"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused_by_name(change: Change, message: str) -> None:
+    sent = payload_pb2.CalibrationPayload.FromString(encode_calibration(GRAPH, "run", calibration()))
+    change(sent)
+    with pytest.raises(WireError, match=message):
+        decode_calibration(GRAPH, sent.SerializeToString())
+
+
+def put(message: payload_pb2.CalibrationPayload, index: int, values: list[float]) -> None:
+    message.statistics[index].single = np.array(values, "<f4").tobytes()
+
+
+def test_negative_means_and_zero_variances_are_fine() -> None:
+    statistics = {MEAN: np.array([-1, 0, 1], np.float32), VARIANCE: np.array([0, -0.0, 1], np.float32)}
+    sent = Calibration(1, 0, 2, statistics)
+    _, got = decode_calibration(GRAPH, encode_calibration(GRAPH, "run", sent))
+    assert all(got.statistics[name].tobytes() == statistics[name].tobytes() for name in statistics)
+
+
+def test_a_calibration_cut_short_is_refused() -> None:
+    """Wherever: either it is no message, or tensors are missing or short."""
+    good = encode_calibration(GRAPH, "run", calibration())
+    for end in range(len(good)):
+        with pytest.raises(WireError):
+            decode_calibration(GRAPH, good[:end])
+
+
+@given(st.binary(max_size=100), st.integers(0, 80), st.integers(0, 40))
+def test_no_bytes_make_worse_statistics_than_a_wire_error(junk: bytes, at: int, cut: int) -> None:
+    good = encode_calibration(GRAPH, "run", calibration())
+    for data in (junk, good[:at] + junk + good[at + cut :]):
+        try:
+            _, got = decode_calibration(GRAPH, data)
+        except WireError:
+            continue
+        assert all(np.isfinite(tensor).all() for tensor in got.statistics.values())
+        assert (got.statistics[VARIANCE] >= 0).all()
+
+
+def test_an_update_is_no_calibration_and_the_other_way_round() -> None:
+    with pytest.raises(WireError):
+        decode_calibration(GRAPH, encode_update(GRAPH, "run", update()))
+    with pytest.raises(WireError):
+        decode_update(GRAPH, encode_calibration(GRAPH, "run", calibration()))
+
+
+def test_a_phase_comes_back_and_an_unknown_one_is_refused() -> None:
+    assert [phase_from_message(phase_to_message(phase)) for phase in get_args(Phase)] == list(get_args(Phase))
+    # What a server that knows no phases leaves out is training.
+    assert phase_from_message(federation_pb2.Assignment().phase) == "training"
+    with pytest.raises(WireError, match="phase 7 is none of this version's; upgrade fedmpq"):
+        phase_from_message(7)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [TrainingPlan(), TrainingPlan(update="carried", prune_density=None, flip=True, pad=4, side_bits=32)],
 )
 def test_a_plan_comes_back_as_it_was(plan: TrainingPlan) -> None:
     message = federation_pb2.TrainingPlan.FromString(plan_to_message(plan).SerializeToString())

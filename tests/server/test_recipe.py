@@ -8,6 +8,7 @@ import pytest
 
 from fedmpq.model.exchange import TrainingPlan
 from fedmpq.server.recipe import ABLATIONS, PROFILES, Profile, ablated, aqfl, fedmpq, fpq8
+from fedmpq.server.schedule import Schedule
 
 PLAN = TrainingPlan(epochs=2, batch_size=16, learning_rate=0.05, lasso=0.02, prune_density=0.04, flip=True)
 
@@ -21,12 +22,28 @@ def test_the_paper_profile_is_the_paper() -> None:
 def test_the_best_profile_differs_in_every_choice_it_may() -> None:
     recipe = fedmpq("best", PLAN)
     assert (recipe.deal, recipe.step_rule, recipe.merge) == ("least_error", "least_error", "deltas")
-    assert (recipe.plan.update, recipe.activation_bits) == ("rounded", 4)
+    assert (recipe.plan.update, recipe.activation_bits) == ("carried", 4)
+    assert (recipe.weigh_by, recipe.averaging, recipe.statistics) == ("data", 0.8, "calibrated")
+    paper = fedmpq("paper", PLAN)
+    assert (paper.weigh_by, paper.averaging, paper.statistics) == ("bits", 0.0, "averaged")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_fedmpq_keeps_the_plan_but_for_the_update_rule(profile: Profile) -> None:
-    assert replace(fedmpq(profile, PLAN).plan, update=PLAN.update) == PLAN
+def test_the_paper_profile_keeps_the_plan() -> None:
+    assert fedmpq("paper", PLAN).plan == PLAN
+
+
+def test_the_best_profile_keeps_the_plan_but_for_update_rule_lasso_and_pruning() -> None:
+    """It returns changes: there are no planes of the model to thin out and prune."""
+    plan = fedmpq("best", PLAN).plan
+    assert (plan.update, plan.lasso, plan.prune_density) == ("carried", 0.0, None)
+    kept = replace(plan, update=PLAN.update, lasso=PLAN.lasso, prune_density=PLAN.prune_density)
+    assert kept == PLAN
+
+
+def test_a_rounds_plan_is_the_schedules() -> None:
+    recipe = replace(fedmpq("best", PLAN), schedule=Schedule("steps", 4))
+    assert recipe.plan_of(1) == recipe.plan
+    assert recipe.plan_of(3) == replace(recipe.plan, learning_rate=0.05 * 0.1, code_learning_rate=0.1 * 0.1)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -65,10 +82,10 @@ def test_the_ablations_run_from_aqfl_to_fedmpq(profile: Profile) -> None:
 def test_an_ablation_is_its_row_of_the_table(
     profile: Profile, name: str, lasso: bool, prunes: bool, deals: bool
 ) -> None:
-    recipe = ablated(profile, PLAN, name)
-    assert recipe.plan.lasso == (PLAN.lasso if lasso else 0.0)
-    assert recipe.plan.prune_density == (PLAN.prune_density if prunes else None)
-    assert recipe.deal == (fedmpq(profile, PLAN).deal if deals else "uniform")
+    recipe, full = ablated(profile, PLAN, name), fedmpq(profile, PLAN)
+    assert recipe.plan.lasso == (full.plan.lasso if lasso else 0.0)
+    assert recipe.plan.prune_density == (full.plan.prune_density if prunes else None)
+    assert recipe.deal == (full.deal if deals else "uniform")
     switched = {"update", "lasso", "prune_density"}
     for field in fields(TrainingPlan):
         if field.name not in switched:

@@ -21,6 +21,7 @@ from fedmpq.server.run_config import (
     parse_config,
     read_config,
 )
+from fedmpq.server.schedule import Schedule
 
 PLAIN = {
     "name": "plain",
@@ -77,7 +78,20 @@ def config(**settings: object) -> RunConfig:
         ({"averaging": -0.1}, "averaging = -0.1 is outside"),
         ({"averaging": math.nan}, "averaging = nan is outside"),
         ({"averaging": "0.5"}, "averaging = '0.5' is not a number"),
-        ({"moved_statistics": 1}, "moved_statistics = 1 is not true or false"),
+        ({"moved_statistics": True}, "no setting 'moved_statistics'; did you mean 'statistics'"),
+        ({"statistics": "moved"}, "statistics = 'moved' is none of averaged, calibrated"),
+        ({"schedule": "cosin"}, "schedule = 'cosin' is none of .* did you mean 'cosine'"),
+        ({"warmup": -1}, "warmup = -1 is outside 0..49"),
+        ({"warmup": 5, "rounds": 5}, "warmup = 5 is outside 0..4, the rounds before the last"),
+        ({"lasso": 0.01}, "lasso = 0.01 goes with profile paper, not with best"),
+        ({"prune_density": 0.03}, "prune_density = 0.03 goes with profile paper, not with best"),
+        ({"ablation": "msb"}, "ablation = 'msb' goes with profile paper, not with best"),
+        ({"merge": "models"}, "merge = 'models' goes with profile paper, not with best"),
+        ({"calibration_seconds": 0}, r"calibration_seconds = 0.0 is outside 1..1e\+09"),
+        (
+            {"calibration_data": "x.npz", "profile": "paper"},
+            "calibration_data goes with statistics = 'calibrated'",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(settings: dict[str, object], message: str) -> None:
@@ -107,28 +121,54 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
         read_config(tmp_path / "none.toml")
 
 
-def test_averaging_and_moved_statistics_are_the_profiles_unless_the_file_says(tmp_path: Path) -> None:
-    def choice(*lines: str) -> tuple[float, bool]:
+def test_averaging_and_statistics_are_the_profiles_unless_the_file_says(tmp_path: Path) -> None:
+    def choice(*lines: str) -> tuple[float, str]:
         path = tmp_path / "run.toml"
         needed = [f"{name} = {json.dumps(value)}" for name, value in PLAIN.items()]
         path.write_text("\n".join((*needed, *lines)))
-        recipe = read_config(path).recipe()
-        return recipe.averaging, recipe.moved_statistics
+        read = read_config(path)
+        assert read.calibrates == (read.recipe().statistics == "calibrated")
+        return read.recipe().averaging, read.recipe().statistics
 
-    assert choice('profile = "paper"') == (0.0, False)
+    assert choice('profile = "paper"') == (0.0, "averaged")
     best = fedmpq("best", TrainingPlan())
-    assert choice() == choice('profile = "best"') == (best.averaging, True)
-    assert choice('profile = "best"', "averaging = 0.5", "moved_statistics = false") == (0.5, False)
+    assert choice() == choice('profile = "best"') == (best.averaging, "calibrated")
+    assert choice("averaging = 0.5", 'statistics = "averaged"') == (0.5, "averaged")
     # Nothing is not the same as not said.
-    assert choice('profile = "best"', "averaging = 0") == (0.0, True)
-    assert choice('profile = "paper"', "averaging = 0.5", "moved-statistics = true") == (0.5, True)
+    assert choice("averaging = 0") == (0.0, "calibrated")
+    given = 'profile = "paper"', "averaging = 0.5", 'statistics = "calibrated"'
+    assert choice(*given) == (0.5, "calibrated")
+
+
+def test_rates_lasso_and_momentum_are_the_profiles_unless_the_file_says() -> None:
+    best, paper = config(rounds=8), config(rounds=8, profile="paper")
+    assert (best.recipe().schedule, paper.recipe().schedule) == (
+        Schedule("cosine", 8, 0),
+        Schedule("constant", 8, 0),
+    )
+    assert config(rounds=8, schedule="steps", warmup=2).recipe().schedule == Schedule("steps", 8, 2)
+    assert (best.plan().momentum_bits, paper.plan().momentum_bits) == (8, 32)
+    assert config(momentum_bits=32).plan().momentum_bits == 32
+    plan = paper.recipe().plan
+    assert (plan.lasso, plan.prune_density) == (0.01, 0.03)
+    own = config(profile="paper", lasso=0.0, prune_density=0.0, merge="deltas", ablation="msb").recipe()
+    assert (own.plan.lasso, own.plan.prune_density, own.merge) == (0.0, 0.0, "deltas")
+
+
+def test_only_what_is_evaluated_is_calibrated() -> None:
+    made = config(rounds=5, evaluate_every=2)
+    assert [made.calibrates_after(number) for number in range(1, 6)] == [False, True, False, True, True]
+    paper = config(rounds=5, evaluate_every=2, profile="paper")
+    assert not any(paper.calibrates_after(number) for number in range(1, 6))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"max_update_norm": "inf", "class_names": [str(n) for n in range(10)], "classes": None},
-        {"averaging": 0.25, "moved_statistics": False},
+        {"averaging": 0.25, "statistics": "averaged", "schedule": "steps", "warmup": 3},
+        {"profile": "paper", "lasso": 0.5, "prune_density": 0.25, "momentum_bits": 8},
+        {"calibration_seconds": 1.5, "calibration_data": "some.npz"},
     ],
 )
 def test_settings_survive_json(settings: dict[str, object]) -> None:
@@ -175,5 +215,7 @@ def test_test_data_must_fit(tmp_path: Path) -> None:
 
 
 def test_a_relative_path_starts_from_the_folder_given(tmp_path: Path) -> None:
-    text = 'name = "x"\nclients_per_round = 1\ntest_data = "data/test.npz"'
-    assert parse_config(text, tmp_path).test_data == str(tmp_path.resolve() / "data/test.npz")
+    text = 'name = "x"\nclients_per_round = 1\ntest_data = "data/test.npz"\ncalibration_data = "more.npz"'
+    read = parse_config(text, tmp_path)
+    assert read.test_data == str(tmp_path.resolve() / "data/test.npz")
+    assert read.calibration_data == str(tmp_path.resolve() / "more.npz")

@@ -246,7 +246,8 @@ def test_a_change_moves_by_whole_256ths(step: float) -> None:
 
 def test_a_change_has_the_bits_that_were_dealt() -> None:
     for planes in (CHANGED.layers["conv2"].planes[1:], np.vstack([CHANGED.layers["conv2"].planes] * 2)[:8]):
-        data = changed(lambda layer, planes=planes: PackedLayer(planes, layer.step))
+        layers = {**CHANGED.layers, "conv2": PackedLayer(planes, CHANGED.layers["conv2"].step)}
+        data = encode_update(GRAPH, RUN, replace(CHANGED, layers=layers))
         with pytest.raises(Rejected, match=r"'conv2' has . bits; it was dealt"):
             check_update(GRAPH, data, CARRIED)
 
