@@ -52,8 +52,8 @@ def _coded(change: _Change, step: int, bits: int) -> NDArray[np.uint8]:
     if bits == MAX_BITS:
         codes = (2 * change + step) // (2 * step) + 128
     else:
-        # Below 8 bits the grid has no zero: a weight that did not move lies half-way between two values. It takes
-        # the lower one at every other place, for weights that nobody trains must not drift.
+        # Below 8 bits the grid has no zero: a weight that did not move lies half-way between two values. It
+        # takes the lower one at every other place, for weights that nobody trains must not drift.
         codes = (change + (step << (bits - 1)) - (np.arange(change.size) & 1)) // step
     return np.clip(codes, low, high).astype(np.uint8)
 

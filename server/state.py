@@ -55,8 +55,8 @@ class GlobalModel:
         return replace(self, weights=self.average.weights, side=self.average.side, average=None)
 
     def with_final_side(self, side: Side) -> GlobalModel:
-        """The same with other side tensors in what is handed out. Where that is no average the next round starts
-        from them too; it trains with the statistics of its own batches."""
+        """The same with other side tensors in what is handed out. Where that is no average the next round
+        starts from them too; it trains with the statistics of its own batches."""
         if self.average is None:
             return replace(self, side=side)
         return replace(self, average=replace(self.average, side=side))

@@ -148,8 +148,9 @@ def _follow(state: Path) -> None:
             with administration(StateFolder(state)) as operator:
                 for status in operator.WatchStatus(pb.GetStatusRequest()):
                     progress.update(task, completed=status.run.round, description=_doing(status.run))
-                    # For those who read a log and see no bar.
-                    if status.run.round > told and not console.is_terminal:
+                    # For those who read a log and see no bar; a round is measured once it is calibrated.
+                    measured = status.run.metrics.HasField("mean_deployed_accuracy")
+                    if status.run.round > told and measured and not console.is_terminal:
                         told = status.run.round
                         console.print(f"round {told} of {ROUNDS}: {_accuracy(status.run)}")
         except NotRunning:
@@ -158,8 +159,10 @@ def _follow(state: Path) -> None:
 
 
 def _doing(run: pb.RunStatus) -> str:
-    accuracy = f", {_accuracy(run)}" if run.round else ""
-    return f"round {min(run.round + 1, run.rounds)}: {run.updates} of {len(BUDGETS)} updates{accuracy}"
+    accuracy = f", {_accuracy(run)}" if run.metrics.HasField("mean_deployed_accuracy") else ""
+    calibrates = run.phase == "calibration"
+    number = run.round if calibrates else min(run.round + 1, run.rounds)
+    return f"round {number}: {run.updates} of {len(BUDGETS)} {'statistics' if calibrates else 'updates'}{accuracy}"
 
 
 def _accuracy(run: pb.RunStatus) -> str:
