@@ -162,7 +162,8 @@ def _doing(run: pb.RunStatus) -> str:
     accuracy = f", {_accuracy(run)}" if run.metrics.HasField("mean_deployed_accuracy") else ""
     calibrates = run.phase == "calibration"
     number = run.round if calibrates else min(run.round + 1, run.rounds)
-    return f"round {number}: {run.updates} of {len(BUDGETS)} {'statistics' if calibrates else 'updates'}{accuracy}"
+    answers = "statistics" if calibrates else "updates"
+    return f"round {number}: {run.updates} of {len(BUDGETS)} {answers}{accuracy}"
 
 
 def _accuracy(run: pb.RunStatus) -> str:
