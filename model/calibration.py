@@ -76,7 +76,8 @@ class MergedStatistics:
     """
 
     def __init__(self) -> None:
-        self._weight = 0.0
+        self.weight = 0.0
+        """Of all that was added."""
         self._sums: dict[str, _Moments] = {}
 
     def add(self, weight: float, statistics: Mapping[str, NDArray[np.floating]]) -> None:
@@ -89,16 +90,16 @@ class MergedStatistics:
             square = statistics[norm + STATISTICS[1]].astype(np.float64) + mean * mean
             held = self._sums.get(norm, _Moments(np.zeros_like(mean), np.zeros_like(mean)))
             self._sums[norm] = _Moments(held.mean + weight * mean, held.square + weight * square)
-        self._weight += weight
+        self.weight += weight
 
     def statistics(self) -> Side:
         """Of all that was added, in single precision."""
-        if not self._weight > 0:
+        if not self.weight > 0:
             raise ValueError("there are no statistics to merge: a calibration needs images")
         found: Side = {}
         for norm, sums in self._sums.items():
-            mean = sums.mean / self._weight
-            variance = np.maximum(sums.square / self._weight - mean * mean, 0.0)
+            mean = sums.mean / self.weight
+            variance = np.maximum(sums.square / self.weight - mean * mean, 0.0)
             found[norm + STATISTICS[0]] = mean.astype(np.float32)
             found[norm + STATISTICS[1]] = variance.astype(np.float32)
         return found

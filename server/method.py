@@ -183,17 +183,22 @@ class QuantizedMethod:
     def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel:
         """The model with the statistics that clients measured of what it hands out, merged by their samples.
 
-        A client measured them of its own quantized weights `Q_n`. They are moved from there to the weights
-        that all `Q` are made of, so that every client's data counts for every budget; `RoundQuantizer.side`
-        moves them on to the weights of each. Calibrations come in ascending order of their clients.
+        Clients measured them of quantized weights `Q`, those of the same bit-widths of the same. They are
+        moved from there to the weights that all `Q` are made of, so that every client's data counts for every
+        budget; `RoundQuantizer.side` moves them on to the weights of each. Calibrations come in ascending
+        order of their clients.
         """
         final, records = model.final, {client.client: client for client in model.clients}
-        merged = MergedStatistics()
+        by_widths: dict[tuple[int, ...], MergedStatistics] = {}
         for one in _checked(found, records, model.round, "calibration"):
-            layers = self.quantizer(final).layers(self.deal(final, records[one.client]))
-            measured = {**final.side, **one.statistics}
-            moved = quantized_statistics(self.graph, dequantize_all(layers), final.weights, measured)
-            merged.add(one.samples, {name: moved[name] for name in one.statistics})
+            widths = self.deal(final, records[one.client])
+            by_widths.setdefault(widths, MergedStatistics()).add(one.samples, one.statistics)
+        merged = MergedStatistics()
+        for widths, measured in by_widths.items():
+            layers, statistics = self.quantizer(final).layers(widths), measured.statistics()
+            side = {**final.side, **statistics}
+            moved = quantized_statistics(self.graph, dequantize_all(layers), final.weights, side)
+            merged.add(measured.weight, {name: moved[name] for name in statistics})
         return model.with_final_side({**final.side, **merged.statistics()})
 
     def calibrated_on(self, model: GlobalModel, images: NDArray[np.uint8]) -> GlobalModel:
