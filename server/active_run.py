@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpq.model.data import DataError, Dataset
 from fedmpq.model.exchange import MIN_SAMPLES, Calibration, Phase, Update, pack_layers
@@ -32,6 +33,7 @@ from fedmpq.server.method import QuantizedMethod, RoundQuantizer, select_clients
 from fedmpq.server.model_archive import Tensors, pack_model, unpack_model
 from fedmpq.server.run_config import RunConfig, load_calibration_data, load_test_data, make_config
 from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.server.statistics_bounds import statistics_bounds
 from fedmpq.server.store import (
     CalibrationCommit,
     Joining,
@@ -74,6 +76,14 @@ class Sent:
     phase: Phase
     round: int
     quantizer: RoundQuantizer
+    _bounds: dict[tuple[int, ...], dict[str, NDArray[np.float64]]] = field(default_factory=dict)
+
+    def statistics_bounds(self, graph: Graph, widths: tuple[int, ...]) -> dict[str, NDArray[np.float64]]:
+        """How large the statistics of the model at these bit-widths can be; many boards have the same."""
+        if widths not in self._bounds:
+            layers, side = self.quantizer.layers(widths), self.quantizer.sent_side(widths)
+            self._bounds[widths] = statistics_bounds(graph, layers, side)
+        return self._bounds[widths]
 
     def payload(self, graph: Graph, widths: tuple[int, ...]) -> bytes:
         """What `QuantizedMethod.assign` or `.calibration` sends, as bytes."""
@@ -247,8 +257,10 @@ class ActiveRun:
             max_norm=self.config.max_update_norm,
             update=self.method.recipe.plan.update,
         )
-        check = check_update if sent.phase == "training" else check_calibration
-        return check(self.graph, data, expected)
+        if sent.phase == "training":
+            return check_update(self.graph, data, expected)
+        bounds = sent.statistics_bounds(self.graph, seat.bit_widths)
+        return check_calibration(self.graph, data, expected, bounds)
 
     # Merging
 

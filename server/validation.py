@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,6 @@ from fedmpq.model.exchange import Calibration, Update, UpdateRule, unpack_layers
 from fedmpq.model.exchange_wire import WireError, decode_calibration, decode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
-from fedmpq.server.statistics_bounds import statistics_bounds
 
 SIDE_FACTOR = 1000.0
 """Side tensors move more freely than weights: a running variance may grow a hundredfold in a round."""
@@ -72,8 +72,10 @@ def check_update(graph: Graph, data: bytes, expected: Expected) -> Update:
     return update
 
 
-def check_calibration(graph: Graph, data: bytes, expected: Expected) -> Calibration:
-    """The calibration in `data`, or Rejected."""
+def check_calibration(
+    graph: Graph, data: bytes, expected: Expected, bounds: Mapping[str, NDArray[np.float64]]
+) -> Calibration:
+    """The calibration in `data`, or Rejected; `bounds` are those of the model that was sent."""
     try:
         run_id, calibration = decode_calibration(graph, data)
     except WireError as error:
@@ -83,7 +85,6 @@ def check_calibration(graph: Graph, data: bytes, expected: Expected) -> Calibrat
         raise Rejected(
             f"it says it has {calibration.samples} samples; the client may say 1..{expected.max_samples}"
         )
-    bounds = statistics_bounds(graph, expected.layers, expected.side)
     for name, tensor in calibration.statistics.items():
         _check_statistics(name, tensor, bounds[name])
     return calibration

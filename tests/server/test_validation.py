@@ -18,6 +18,7 @@ from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto import payload_pb2
 from fedmpq.server.method import QuantizedMethod
 from fedmpq.server.state import ClientRecord
+from fedmpq.server.statistics_bounds import statistics_bounds
 from fedmpq.server.validation import Expected, Rejected, check_calibration, check_update
 from tests.server.loopback import small_config
 from tests.server.small_model import GRAPH, first_state
@@ -262,6 +263,7 @@ def test_the_norm_of_a_change_is_bounded() -> None:
 # Calibrations
 
 
+BOUNDS = statistics_bounds(GRAPH, EXPECTED.layers, EXPECTED.side)
 MEASURED = made_up(GRAPH, pb.Assignment(round=1, client=3), b"", SAMPLES)
 
 
@@ -282,7 +284,8 @@ def test_honest_statistics_pass() -> None:
     ):
         statistics = measure(GRAPH, EXPECTED.layers, EXPECTED.side, [images])
         found = replace(MEASURED, statistics=rounded_side(statistics, 16))
-        assert check_calibration(GRAPH, encode_calibration(GRAPH, RUN, found), EXPECTED).samples == SAMPLES
+        data = encode_calibration(GRAPH, RUN, found)
+        assert check_calibration(GRAPH, data, EXPECTED, BOUNDS).samples == SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -304,11 +307,11 @@ def test_honest_statistics_pass() -> None:
 )
 def test_statistics_that_cannot_be_are_rejected(calibration: Calibration, message: str) -> None:
     with pytest.raises(Rejected, match=message):
-        check_calibration(GRAPH, encode_calibration(GRAPH, RUN, calibration), EXPECTED)
+        check_calibration(GRAPH, encode_calibration(GRAPH, RUN, calibration), EXPECTED, BOUNDS)
 
 
 @settings(max_examples=100)
 @given(st.binary(max_size=300))
 def test_no_bytes_break_a_calibration(data: bytes) -> None:
     with pytest.raises(Rejected):
-        check_calibration(GRAPH, data, EXPECTED)
+        check_calibration(GRAPH, data, EXPECTED, BOUNDS)
