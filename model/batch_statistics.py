@@ -17,6 +17,7 @@ taken to be clipped normal variables, and the two terms of a residual sum to be 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,7 @@ from fedmpq.model.quantized import Side, Weights
 Vector = NDArray[np.float64]
 _LEAST = 1e-30
 _UNBOUNDED = 1e9
+_LEAST_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -66,23 +68,51 @@ class Moments:
 
 def quantized_statistics(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> Side:
     """The side tensors with every BatchNorm's running statistics moved from `weights` to `quantized`."""
-    moments = _Moments(graph, weights, side)
     moved = dict(side)
+    for move in _moves(graph, weights, quantized, side):
+        moved[move.mean] = (side[move.mean] + move.shift).astype(np.float32)
+        moved[move.variance] = (np.square(move.gain) * side[move.variance] + move.noise).astype(np.float32)
+    return moved
+
+
+def unquantized_statistics(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> Side:
+    """The reverse: statistics of `quantized` moved to `weights`, so that moving them on gives them back.
+
+    What was measured may be less than the noise is taken to be; at least `_LEAST_SHARE` of it stays.
+    """
+    moved = dict(side)
+    for move in _moves(graph, weights, quantized, side):
+        measured = side[move.variance].astype(np.float64)
+        kept = np.maximum(measured - move.noise, _LEAST_SHARE * measured)
+        moved[move.mean] = (side[move.mean] - move.shift).astype(np.float32)
+        moved[move.variance] = (kept / np.maximum(np.square(move.gain), _LEAST_SHARE)).astype(np.float32)
+    return moved
+
+
+@dataclass(frozen=True)
+class _Move:
+    """What quantizing does to the statistics of one BatchNorm, and their names."""
+
+    mean: str
+    variance: str
+    shift: Vector
+    gain: Vector
+    noise: Vector
+
+
+def _moves(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> Iterator[_Move]:
+    moments = _Moments(graph, weights, side)
     for node in graph.layers:
         readers = graph.consumers[node.name]
         if len(readers) != 1 or not isinstance(graph.by_name[readers[0]].op, BatchNorm):
             continue
-        mean_name, variance_name = (f"{readers[0]}.{part}" for part in ("running_mean", "running_var"))
         old, new = (tensors[node.name].astype(np.float64) for tensors in (weights, quantized))
         means, variances = moments.of_taps(node)
         axes = tuple(range(1, old.ndim))
         gain = _gain((new * old * variances).sum(axes), (old * old * variances).sum(axes))
         noise = np.square(new - gain.reshape(-1, *(1,) * len(axes)) * old) * variances
-        mean = side[mean_name] + ((new - old) * means).sum(axes)
-        variance = np.square(gain) * side[variance_name] + noise.sum(axes)
-        moved[mean_name] = mean.astype(np.float32)
-        moved[variance_name] = variance.astype(np.float32)
-    return moved
+        mean, variance = f"{readers[0]}.running_mean", f"{readers[0]}.running_var"
+        yield _Move(mean, variance, ((new - old) * means).sum(axes), gain, noise.sum(axes))
 
 
 def _gain(common: Vector, power: Vector) -> Vector:

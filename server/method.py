@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.model.batch_statistics import quantized_statistics
+from fedmpq.model.batch_statistics import quantized_statistics, unquantized_statistics
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, measure, statistics_names
 from fedmpq.model.change import change_in_weights
 from fedmpq.model.exchange import (
@@ -197,7 +197,7 @@ class QuantizedMethod:
         for widths, measured in by_widths.items():
             layers, statistics = self.quantizer(final).layers(widths), measured.statistics()
             side = {**final.side, **statistics}
-            moved = quantized_statistics(self.graph, dequantize_all(layers), final.weights, side)
+            moved = unquantized_statistics(self.graph, final.weights, dequantize_all(layers), side)
             merged.add(measured.weight, {name: moved[name] for name in statistics})
         return model.with_final_side({**final.side, **merged.statistics()})
 

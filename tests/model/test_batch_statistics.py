@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fedmpq.model.batch_statistics import Moments, quantized_statistics
+from fedmpq.model.batch_statistics import Moments, quantized_statistics, unquantized_statistics
 from fedmpq.model.graph import (
     INPUT,
     Add,
@@ -343,6 +343,31 @@ def test_moved_statistics_are_near_those_of_the_quantized_network() -> None:
         assert mean < 0.2 * old_mean or norm == "stem_bn", norm
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_moving_back_and_on_again_gives_what_was_measured(bits: int) -> None:
+    graph = network()
+    weights, side = trained_state(graph, 3)
+    images = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    new = on_grid(weights, bits)
+    found = measured(graph, new, side, images)
+    back = unquantized_statistics(graph, weights, new, found)
+    check_sound(graph, back)
+    again = quantized_statistics(graph, weights, new, back)
+    for name in found:
+        np.testing.assert_allclose(again[name], found[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    if bits == 2:
+        norm = "stem_bn"
+        whole = measured(graph, weights, side, images)
+        assert distance(back, whole, norm)[1] < distance(found, whole, norm)[1], "it is nearer to W's own"
+
+
+def test_less_than_the_noise_was_measured_and_still_it_is_sound() -> None:
+    graph = network()
+    weights, side = trained_state(graph, 5)
+    tiny = {name: tensor * np.float32(1e-3 if name.endswith("var") else 1) for name, tensor in side.items()}
+    check_sound(graph, unquantized_statistics(graph, weights, on_grid(weights, 1), tiny))
+
+
 def test_equal_weights_leave_the_side_tensors_equal() -> None:
     graph = network()
     weights, side = trained_state(graph, 4)
@@ -414,6 +439,7 @@ def test_weights_of_zero_give_sound_statistics(bits: int, per_channel: bool) -> 
     check_sound(graph, quantized_statistics(graph, weights, on_grid(weights, bits, per_channel), side))
     everything = {name: np.zeros_like(tensor) for name, tensor in weights.items()}
     check_sound(graph, quantized_statistics(graph, everything, on_grid(everything, bits, per_channel), side))
+    check_sound(graph, unquantized_statistics(graph, weights, on_grid(weights, bits, per_channel), side))
 
 
 @settings(max_examples=30)
