@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.model.grid import MAX_BITS, code_range, dequantize
+from fedmpq.model.grid import MAX_BITS, along_rows, code_range, dequantize, quantize
 from fedmpq.model.quantized import QuantizedLayer
 
 FRACTIONS = 256
@@ -44,6 +44,28 @@ def change_of(sent: QuantizedLayer, trained: QuantizedLayer, fractions: Fraction
 def change_in_weights(change: QuantizedLayer, sent: QuantizedLayer) -> NDArray[np.float32]:
     """The change as real numbers: `j (c - zero_point) step / 256`."""
     return dequantize(change.codes, change.step * (sent.step / np.float32(FRACTIONS)), change.bits)
+
+
+def change_within_cells(
+    weights: NDArray[np.float32], sent: QuantizedLayer, change: QuantizedLayer
+) -> NDArray[np.float32]:
+    """What a client's change does to the weights `W` that its codes were made of: `W' - W`, with
+
+        W' = W + change, kept within half a step of the code that the client ended with.
+
+    The client computed with codes: as long as one stays the same, the gradient does not see what its fraction
+    gathers, and goes on. Where `W` lies near the next code, the sum of both would turn over codes that the
+    client has not, many at once and none of them tried.
+    """
+    moved = change_in_weights(change, sent)
+    low, high = code_range(sent.bits)
+    ended = quantize(sent.weights() + moved, sent.step, sent.bits)
+    centre = dequantize(ended, sent.step, sent.bits)
+    half = along_rows(sent.step, weights.ndim) / np.float32(2)
+    least = np.where(ended > low, centre - half, -np.inf)
+    most = np.where(ended < high, centre + half, np.inf)
+    kept: NDArray[np.float32] = np.clip(weights + moved, least, most).astype(np.float32) - weights
+    return kept
 
 
 def _coded(change: _Change, step: int, bits: int) -> NDArray[np.uint8]:

@@ -58,7 +58,7 @@ def quantize(weights: NDArray[np.float32], step: NDArray[np.float32], bits: int)
     low, high = code_range(bits)
     _check_weights(weights)
     _check_step(step)
-    scaled = weights / _along_rows(step, weights.ndim)
+    scaled = weights / along_rows(step, weights.ndim)
     codes = np.clip(np.rint(scaled + np.float32(zero_point(bits))), low, high)
     return np.asarray(codes, dtype=np.uint8)
 
@@ -66,7 +66,7 @@ def quantize(weights: NDArray[np.float32], step: NDArray[np.float32], bits: int)
 def dequantize(codes: NDArray[np.uint8], step: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
     """`W = step * (code - zero_point)`."""
     centred = codes.astype(np.float32) - np.float32(zero_point(bits))
-    return np.asarray(centred * _along_rows(step, codes.ndim), dtype=np.float32)
+    return np.asarray(centred * along_rows(step, codes.ndim), dtype=np.float32)
 
 
 def integer_weights(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
@@ -196,6 +196,6 @@ def _as_steps(steps: NDArray[np.float32], per_channel: bool) -> NDArray[np.float
     return np.asarray(steps if per_channel else steps[0], dtype=np.float32)
 
 
-def _along_rows(step: NDArray[np.float32], ndim: int) -> NDArray[np.float32]:
+def along_rows(step: NDArray[np.float32], ndim: int) -> NDArray[np.float32]:
     """A step in the shape that multiplies a weight of `ndim` dimensions."""
     return step if step.ndim == 0 else step.reshape(-1, *(1,) * (ndim - 1))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmpq.model.batch_statistics import quantized_statistics, unquantized_statistics
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, measure, statistics_names
-from fedmpq.model.change import change_in_weights
+from fedmpq.model.change import change_within_cells
 from fedmpq.model.exchange import (
     Assignment,
     Calibration,
@@ -265,7 +265,10 @@ class QuantizedMethod:
         returned = unpack_layers(self.graph, update.layers)
         sent = self.quantizer(model).layers(self.deal(model, sender))
         if self.recipe.plan.update == "carried":
-            return {name: change_in_weights(change, sent[name]) for name, change in returned.items()}
+            return {
+                name: change_within_cells(model.weights[name], sent[name], change)
+                for name, change in returned.items()
+            }
         if self.recipe.merge == "models":
             return dequantize_all(returned)
         return {name: layer.weights() - sent[name].weights() for name, layer in returned.items()}

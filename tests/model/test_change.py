@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from fedmpq.model.change import MAX_CHANGE_STEP, Fractions, change_in_weights, change_of
-from fedmpq.model.grid import code_range, zero_point
+from fedmpq.model.change import (
+    MAX_CHANGE_STEP,
+    Fractions,
+    change_in_weights,
+    change_of,
+    change_within_cells,
+)
+from fedmpq.model.grid import code_range, dequantize, quantize, zero_point
 from fedmpq.model.quantized import QuantizedLayer
 
 BITS = range(1, 9)
@@ -240,3 +246,40 @@ def test_in_weights_it_is_what_the_weights_have_moved_by(bits: int, per_channel:
     inside = np.abs(real) <= wholes * steps / 256 * (high - zero_point(bits))
     assert (np.abs(found - real) <= wholes * steps / 512 * (1 + 1e-4))[inside].all()
     assert inside.mean() >= 0.5
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8), st.booleans())
+def test_weights_end_within_the_cells_of_the_codes_that_the_client_ended_with(
+    seed: int, bits: int, per_channel: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    weights = random.normal(0, 0.3, (3, 7)).astype(np.float32)
+    sent = QuantizedLayer.from_weights(weights, bits, "least_error", per_channel)
+    low, high = code_range(bits)
+    trained = np.clip(sent.codes + random.integers(-1, 2, (3, 7)), low, high).astype(np.uint8)
+    fractions = random.integers(-128, 128, 21).astype(np.int8)
+    change = change_of(sent, QuantizedLayer(trained, bits, sent.step), fractions)
+    moved = change_in_weights(change, sent)
+    ended = quantize(sent.weights() + moved, sent.step, bits)
+    found = weights + change_within_cells(weights, sent, change)
+    step = sent.step.reshape(-1, 1) if per_channel else sent.step
+    place = (found - dequantize(ended, sent.step, bits)) / step
+    assert (np.abs(place) <= 0.5 + 1e-4)[(ended > low) & (ended < high)].all()
+    assert (place >= -0.5 - 1e-4)[ended > low].all()
+    assert (place <= 0.5 + 1e-4)[ended < high].all()
+    free = quantize(weights + moved, sent.step, bits) == ended
+    np.testing.assert_allclose((found - weights)[free], moved[free], atol=1e-5)
+
+
+def test_what_gathered_under_codes_that_stayed_turns_none_over() -> None:
+    """Every fraction at 100/256, every weight anywhere in its cell: all codes stay as the client had them."""
+    weights = np.linspace(-0.4, 0.4, 401, dtype=np.float32).reshape(1, -1)
+    sent = QuantizedLayer.from_weights(weights, 2, "max", False)
+    change = change_of(sent, sent, np.full(401, 100, np.int8))
+    moved = change_in_weights(change, sent)
+    assert (quantize(weights + moved, sent.step, 2) != sent.codes).mean() > 0.2
+    within = change_within_cells(weights, sent, change)
+    # A hair inside, for what lies on the boundary may round either way.
+    kept = quantize(sent.weights() + (weights + within - sent.weights()) * np.float32(0.999), sent.step, 2)
+    np.testing.assert_array_equal(kept, sent.codes)
+    assert within.sum() > 0
