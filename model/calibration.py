@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model import integer_forward
+from fedmpq.model.exchange import MIN_SAMPLES
 from fedmpq.model.graph import INPUT, BatchNorm, Graph, Node
 from fedmpq.model.integer_program import Accumulate, FoldedProduct, Step, Vector, compile_program
 from fedmpq.model.native_products import native_products, summed_products
@@ -43,7 +44,7 @@ def calibration_batches(draws: Draws, batch_size: int, images: Images) -> Iterat
     order = np.argsort(draws.uniform(len(images), Purpose.CALIBRATE), kind="stable")[:CALIBRATION_SAMPLES]
     for start in range(0, len(order), batch_size):
         chosen = np.sort(order[start : start + batch_size])
-        if len(chosen) >= 2:
+        if len(chosen) >= MIN_SAMPLES:
             yield images[chosen]
 
 
@@ -53,8 +54,8 @@ def measure(graph: Graph, layers: Layers, side: Side, batches: Iterable[Images],
     # Which value is read last where is the same whatever the statistics.
     last_readings = integer_forward.last_readings(compile_program(graph, layers, side))
     for images in batches:
-        if len(images) < 2:
-            raise ValueError(f"a batch of {len(images)} images has no variance; give at least two")
+        if len(images) < MIN_SAMPLES:
+            raise ValueError(f"a batch of {len(images)} images has no variance; give at least {MIN_SAMPLES}")
         forward = _SelfNormalisedForward(graph, images, last_readings, threads)
         compile_program(graph, layers, side, forward.normalise)
         merged.add(len(images), forward.found)

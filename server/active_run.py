@@ -109,6 +109,7 @@ class ActiveRun:
         self._blobs = blobs
         self._outgoing = outgoing
         self._test: Dataset | None = None
+        self._calibration_images: Dataset | None = None
         self._upload_limits: dict[Phase, int] = {
             "training": model_bytes_bound(self.graph) * 11 // 10,
             "calibration": calibration_bytes_bound(self.graph) * 11 // 10,
@@ -345,11 +346,12 @@ class ActiveRun:
 
     def _calibrated_here(self, merged: GlobalModel) -> GlobalModel | None:
         """With statistics of the server's own images; None: it has none, so clients are asked."""
-        try:
-            images = load_calibration_data(self.config)
-        except DataError as error:
-            say(log, "no calibration data", level=logging.ERROR, run=self.run.name, error=str(error))
-            return None
+        if self._calibration_images is None:
+            try:
+                self._calibration_images = load_calibration_data(self.config)
+            except DataError as error:
+                say(log, "no calibration data", level=logging.ERROR, run=self.run.name, error=str(error))
+        images = self._calibration_images
         return None if images is None else self.method.calibrated_on(merged, images.images)
 
     def _updates(self, seats: Sequence[Seat], facts: list[Update]) -> Iterator[Update]:

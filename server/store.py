@@ -565,7 +565,6 @@ class Store:
         cut: Iterable[int],
         joining: Iterable[Joining],
         seats: Sequence[NewSeat],
-        reason: str = "the deadline passed",
     ) -> Round:
         """The open round goes on with others: `cut` leave it, `seats` enter it, perhaps a second time."""
         address = _Address(run_id, number, phase)
@@ -577,7 +576,7 @@ class Store:
             )
             if changed.rowcount != 1:
                 raise StoreError(f"{address} is not open")
-            _cut(connection, address, reason, cut)
+            _cut(connection, address, "the deadline passed", cut)
             for seat in seats:
                 connection.execute(
                     delete(seats_table).where(address.is_seat(seat.client), seats_table.c.state == "cut")
@@ -690,19 +689,10 @@ class Store:
             if closed.rowcount != 1:
                 raise StoreError(f"round {result.round} of run {run_id} is not open")
             _commit_members(connection, run_id, result)
-            moved: dict[str, Any] = {"round": result.round, "model": result.model}
-            moved |= {"bit_widths": bytes(result.bit_widths)}
-            moved |= {"ready": result.round} if result.ready else {}
-            moved["bytes_up"] = runs.c.bytes_up + sum(result.bytes_up.values())
-            moved["bytes_down"] = runs.c.bytes_down + sum(result.bytes_down.values())
-            if result.last:
-                moved |= {"state": "finished", "reason": "", "ended": now}
-            kept = connection.execute(
-                update(runs).where(runs.c.run_id == run_id, runs.c.state.not_in(ENDED)).values(**moved)
-            )
-            if kept.rowcount != 1:
-                raise StoreError(f"run {run_id} has ended; round {result.round} cannot be committed")
-            _forget_models(connection, run_id, result.round - result.keep_models)
+            ready = {"ready": result.round} if result.ready else {}
+            widths = bytes(result.bit_widths)
+            address = _Address(run_id, result.round)
+            _move_run(connection, address, result, now, round=result.round, bit_widths=widths, **ready)
         return self.run(run_id)
 
     def commit_calibration(self, run_id: str, result: CalibrationCommit, now: float) -> Run:
@@ -719,17 +709,7 @@ class Store:
                 .values(metrics=metrics, model=result.model)
             )
             _commit_measured(connection, run_id, result)
-            moved: dict[str, Any] = {"ready": result.round, "model": result.model}
-            moved["bytes_up"] = runs.c.bytes_up + sum(result.bytes_up.values())
-            moved["bytes_down"] = runs.c.bytes_down + sum(result.bytes_down.values())
-            if result.last:
-                moved |= {"state": "finished", "reason": "", "ended": now}
-            kept = connection.execute(
-                update(runs).where(runs.c.run_id == run_id, runs.c.state.not_in(ENDED)).values(**moved)
-            )
-            if kept.rowcount != 1:
-                raise StoreError(f"run {run_id} has ended; {address} cannot be committed")
-            _forget_models(connection, run_id, result.round - result.keep_models)
+            _move_run(connection, address, result, now, ready=result.round)
         return self.run(run_id)
 
     def blobs_in_use(self) -> set[bytes]:
@@ -868,6 +848,25 @@ def _commit_members(connection: Connection, run_id: str, result: RoundCommit) ->
             .where(members.c.run_id == run_id, members.c.client == record.client)
             .values(**values)
         )
+
+
+def _move_run(
+    connection: Connection,
+    address: _Address,
+    result: RoundCommit | CalibrationCommit,
+    now: float,
+    **changes: int | bytes,
+) -> None:
+    """The run has the new model and the bytes it cost, and perhaps its end; older models go."""
+    moved: dict[str, Any] = {"model": result.model, **changes}
+    moved["bytes_up"] = runs.c.bytes_up + sum(result.bytes_up.values())
+    moved["bytes_down"] = runs.c.bytes_down + sum(result.bytes_down.values())
+    if result.last:
+        moved |= {"state": "finished", "reason": "", "ended": now}
+    alive = and_(runs.c.run_id == address.run_id, runs.c.state.not_in(ENDED))
+    if connection.execute(update(runs).where(alive).values(**moved)).rowcount != 1:
+        raise StoreError(f"run {address.run_id} has ended; {address} cannot be committed")
+    _forget_models(connection, address.run_id, result.round - result.keep_models)
 
 
 def _forget_models(connection: Connection, run_id: str, newest: int) -> None:
