@@ -23,7 +23,8 @@ def test_a_killed_servers_exports_are_made_on_its_return(tmp_path: Path) -> None
             time.sleep(0.05)
         server.kill()
         exports = federation.state / "exports"
-        assert not list(exports.glob("*/*.onnx"))
+        # What an export has under way is in a folder named so; on a slow machine the kill may come that late.
+        assert not [path for path in exports.glob("*/*.onnx") if not path.parent.name.endswith(".partial")]
         federation.start_server()
         federation.finish()
         assert [path.name for path in sorted(exports.glob("*/*.onnx"))] == ["board-0.onnx", "board-1.onnx"]
