@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TORCH := torch>=2.13,<2.14
-FOLDERS := proto kernels model edge_client server export lab cli
+FOLDERS := proto kernels system model data exchange training method edge_client server export lab cli
 KERNEL_SOURCES := kernels/CMakeLists.txt $(shell find kernels/include kernels/src -type f)
 
 .PHONY: help demo test lint sanitize bench wheels clean
@@ -43,6 +43,7 @@ clean: ## remove .venv, builds and caches
 # An editable install maps packages to folders through an import hook, which mypy does not run: give it real paths.
 build/typed: Makefile
 	@rm -rf $@ && mkdir -p $@/fedmpq
+	@for file in __init__.py py.typed; do ln -s ../../../fedmpq/$$file $@/fedmpq/$$file; done
 	@for folder in $(FOLDERS); do ln -s ../../../$$folder $@/fedmpq/$$folder; done
 
 .venv/installed: pyproject.toml setup.py $(KERNEL_SOURCES) | .venv/bin/python

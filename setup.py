@@ -1,7 +1,8 @@
 """Build of the two things pyproject.toml cannot say: which folder is which package, and the C++ library.
 
-Each top-level folder `x/` is the package `fedmpq.x`. The library is a plain C ABI loaded with ctypes; it
-never sees Python's headers, so one wheel per platform serves every Python (tag py3-none-PLATFORM).
+Each top-level folder `x/` is the package `fedmpq.x`; `fedmpq/` itself is the front door. The library is a
+plain C ABI loaded with ctypes; it never sees Python's headers, so one wheel per platform serves every Python
+(tag py3-none-PLATFORM).
 """
 
 from __future__ import annotations
@@ -16,7 +17,21 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-FOLDERS = ("proto", "kernels", "model", "edge_client", "server", "export", "lab", "cli")
+FOLDERS = (
+    "proto",
+    "kernels",
+    "system",
+    "model",
+    "data",
+    "exchange",
+    "training",
+    "method",
+    "edge_client",
+    "server",
+    "export",
+    "lab",
+    "cli",
+)
 LIBRARY = "libfedmpq_kernels"
 
 
@@ -63,8 +78,8 @@ def packages_of(folder: str) -> list[str]:
 
 
 setup(
-    packages=[package for folder in FOLDERS for package in packages_of(folder)],
-    package_dir={f"fedmpq.{folder}": folder for folder in FOLDERS},
+    packages=["fedmpq", *(package for folder in FOLDERS for package in packages_of(folder))],
+    package_dir={"fedmpq": "fedmpq"} | {f"fedmpq.{folder}": folder for folder in FOLDERS},
     ext_modules=[Extension(f"fedmpq.kernels.{LIBRARY}", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
 )

@@ -19,12 +19,10 @@ from typing import get_args
 import numpy as np
 
 from bench.timing import load_average
-from fedmpq.edge_client.engine import engine_names, make_engine
-from fedmpq.edge_client.local_round import batches
-from fedmpq.lab.data import load_named
+from fedmpq.data.dataset import Dataset
+from fedmpq.data.named import load_named
+from fedmpq.exchange.messages import TrainingPlan, UpdateRule
 from fedmpq.model import integer_forward
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import TrainingPlan, UpdateRule
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import StepRule
 from fedmpq.model.integer_program import compile_program
@@ -32,6 +30,8 @@ from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws
 from fedmpq.model.start import ImageFormat, start_model
+from fedmpq.training.engine import engine_names, make_engine
+from fedmpq.training.local_round import batches
 
 ACTIVATION_BITS = 4
 Pair = tuple[Dataset, Dataset]

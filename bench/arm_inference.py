@@ -18,9 +18,9 @@ from bench.inference import float_rivals, make_model
 from fedmpq.export.float_onnx import normalised
 from fedmpq.export.onnx_lowering import lower_to_onnx
 from fedmpq.export.verify import random_images
+from fedmpq.method.pruning_growing import BudgetError
 from fedmpq.model import zoo
 from fedmpq.model.integer_program import compile_program
-from fedmpq.server.pruning_growing import BudgetError
 from tools import arm_board
 from tools.arm_board import CPUS, BoardError
 from tools.arm_instructions import Counting

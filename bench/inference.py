@@ -41,11 +41,11 @@ from fedmpq.export.verify import executorch_values, first_difference, random_ima
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
 from fedmpq.lab.experiment import Experiment
+from fedmpq.method.state import ClientRecord
 from fedmpq.model import zoo
 from fedmpq.model.integer_program import IntegerProgram, compile_program
 from fedmpq.model.quantized import QuantizedLayer, Side, dequantize_all
 from fedmpq.model.trace import initial_state, trace
-from fedmpq.server.state import ClientRecord
 
 BATCHES = (1, 64)
 SIZES = {"digits_cnn": 8, "mobilenet_v2": 64, "resnet18": 64}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import get_args
 
 from bench.workload import Workload, engine_trainer
-from fedmpq.model.exchange import UpdateRule
+from fedmpq.exchange.messages import UpdateRule
 
 ROOT = Path(__file__).parent.parent
 STEPS = 3  # momentum exists from the second on
@@ -83,7 +83,7 @@ def measured(training: Callable[[], object]) -> Growth:
 
 
 def _native(work: Workload, threads: int, update: UpdateRule) -> Growth:
-    from fedmpq.edge_client.native_engine import NativeEngine
+    from fedmpq.training.native_engine import NativeEngine
 
     growth = measured(lambda: engine_trainer(NativeEngine(threads), work, update)(STEPS))
     if "torch" in sys.modules:

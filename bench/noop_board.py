@@ -16,17 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import make_endpoint
-from fedmpq.edge_client.engine import Batch, EpochResult
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
-from fedmpq.model.change import Fractions
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import MIN_SAMPLES, TrainingPlan, pack_layers, payload_bytes
+from fedmpq.exchange.change import Fractions
+from fedmpq.exchange.messages import TrainingPlan, pack_layers, payload_bytes
+from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
+from fedmpq.training.engine import Batch, EpochResult
 
 
 class NoopEngine:

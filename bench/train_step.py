@@ -26,10 +26,10 @@ from bench.memory import Growth, growths
 from bench.timing import Spread, Timings, interleaved, load_average
 from bench.workload import BATCHES, MODELS, Train, Workload, engine_trainer, make_workload
 from fedmpq import kernels
-from fedmpq.edge_client.native_engine import NativeEngine
-from fedmpq.edge_client.torch_engine import TorchEngine
+from fedmpq.exchange.messages import UpdateRule
 from fedmpq.kernels.tensors import MAX_THREADS
-from fedmpq.model.exchange import UpdateRule
+from fedmpq.training.native_engine import NativeEngine
+from fedmpq.training.torch_engine import TorchEngine
 
 TURN_SECONDS = 0.2
 

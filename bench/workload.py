@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.engine import Batch, Engine
-from fedmpq.model.exchange import TrainingPlan, UpdateRule
+from fedmpq.exchange.messages import TrainingPlan, UpdateRule
+from fedmpq.method.pruning_growing import deal_best
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, average_bits
 from fedmpq.model.randomness import Draws
-from fedmpq.server.pruning_growing import deal_best
+from fedmpq.training.engine import Batch, Engine
 
 Train = Callable[[int], object]
 """Trains that many steps."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq.cli.trained_run import TrainedRun, read_run
+from fedmpq.data.dataset import DataError
 from fedmpq.export.exporting import Deployed, Exported, LabelledImages, export_model
 from fedmpq.export.format import ExportError
-from fedmpq.model.data import DataError
+from fedmpq.method.quantized_method import Deployment
+from fedmpq.method.state import ClientRecord
 from fedmpq.model.export_formats import FORMATS, Format
 from fedmpq.model.grid import MAX_BITS
-from fedmpq.server.method import Deployment
-from fedmpq.server.state import ClientRecord
 
 EPILOG = """examples:
   fedmpq export --run runs/fedmpq-best-resnet20-0 --all -o models

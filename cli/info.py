@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fedmpq import kernels
-from fedmpq.edge_client.engine import EngineError, engine_names, make_engine
+from fedmpq.training.engine import EngineError, engine_names, make_engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedmpq.data.dataset import resize
 from fedmpq.export.format import ExportError
 from fedmpq.export.onnx_runtime import OnnxRunner
-from fedmpq.model.data import resize
 
 BAR = 24
 

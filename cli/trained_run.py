@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmpq.data.dataset import Dataset
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
-from fedmpq.model.data import Dataset
+from fedmpq.method.quantized_method import QuantizedMethod
+from fedmpq.method.recipe import QUANTIZED_METHODS
+from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
-from fedmpq.server.method import QuantizedMethod
-from fedmpq.server.recipe import QUANTIZED_METHODS
-from fedmpq.server.state import GlobalModel
 from fedmpq.server.state_folder import StateFolder
 
 
@@ -75,7 +75,7 @@ def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Train
 
 
 def _of_simulation(path: Path) -> TrainedRun:
-    from fedmpq.lab.data import load_named
+    from fedmpq.data.named import load_named
 
     checkpoint = load_checkpoint(path)
     experiment = checkpoint.experiment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpq.model.data import DataError, Dataset, Size, Split, load, resize, splits
+from fedmpq.data.dataset import DataError, Dataset, Size, Split, load, resize, splits
 from fedmpq.model.graph import Graph
 
 MAX_EVALUATED = 1000

@@ -6,9 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from fedmpq.edge_client.engine import DEFAULT_ENGINE, engine_names
-from fedmpq.model.data import Size
+from fedmpq.data.dataset import Size
 from fedmpq.model.export_formats import FORMATS
+from fedmpq.training.engine import DEFAULT_ENGINE, engine_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

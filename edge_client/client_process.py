@@ -22,14 +22,14 @@ from fedmpq import kernels
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData, load_board_data
 from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, make_endpoint, read_keys
-from fedmpq.edge_client.engine import make_engine
 from fedmpq.edge_client.fetch_model import fetch_model
 from fedmpq.edge_client.identity import FILE_NAME, checked_name
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Patience
-from fedmpq.model.exchange import MIN_SAMPLES
+from fedmpq.model.calibration import MIN_SAMPLES
+from fedmpq.training.engine import make_engine
 
 STOP_SECONDS = 1.0
 """How long a stopped client waits for the batch at hand; what it loses then is trained anew."""

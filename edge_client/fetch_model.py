@@ -13,8 +13,8 @@ from fedmpq.edge_client.channel import Endpoint, Federation, federation
 from fedmpq.edge_client.connection import RefusedError, may_help, pause, said
 from fedmpq.edge_client.identity import Identity, load_identity
 from fedmpq.edge_client.transfer import Patience, TransferError, download, have, within
-from fedmpq.model.durable_files import write_durably
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.system.durable_files import write_durably
 
 EXPORT_SECONDS = 600.0
 """The server may have to make the file first."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from fedmpq.model.durable_files import write_durably
+from fedmpq.system.durable_files import write_durably
 
 FILE_NAME = "identity.json"
 MAX_NAME = 64

@@ -13,20 +13,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client.board_data import BoardData
-from fedmpq.edge_client.engine import Batch, Engine, EpochResult, WorkStopped
-from fedmpq.edge_client.local_calibration import run_calibration
-from fedmpq.edge_client.local_round import run_local_round
-from fedmpq.model.change import Fractions
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Assignment, Evaluation, TrainingPlan, unpack_layers
-from fedmpq.model.exchange_wire import encode_calibration, encode_update
+from fedmpq.exchange.change import Fractions
+from fedmpq.exchange.messages import Assignment, Evaluation, TrainingPlan, unpack_layers
+from fedmpq.exchange.wire import encode_calibration, encode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
+from fedmpq.training.engine import Batch, Engine, EpochResult, WorkStopped
+from fedmpq.training.local_calibration import run_calibration
+from fedmpq.training.local_round import run_local_round
 
 T = TypeVar("T")
 Heard = Callable[[int, EpochResult], None]

@@ -25,8 +25,7 @@ from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.connection import Connection, enrol, said
-from fedmpq.edge_client.engine import Engine, EpochResult, TrainingError
-from fedmpq.edge_client.mailbox import Pending, RoundKey
+from fedmpq.edge_client.outbox import Pending, RoundKey
 from fedmpq.edge_client.round_work import evaluate, in_thread, make_calibration, make_update
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import (
@@ -38,8 +37,8 @@ from fedmpq.edge_client.transfer import (
     have,
     received,
 )
-from fedmpq.model.exchange import Assignment, Evaluation, PlanError
-from fedmpq.model.exchange_wire import (
+from fedmpq.exchange.messages import Assignment, Evaluation, PlanError
+from fedmpq.exchange.wire import (
     WireError,
     decode_model,
     model_bytes_bound,
@@ -52,6 +51,7 @@ from fedmpq.model.integer_program import ProgramError
 from fedmpq.model.ops import GraphError
 from fedmpq.model.quantized import average_bits
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.training.engine import Engine, EpochResult, TrainingError
 
 MAX_GRAPH_BYTES = 16 << 20
 

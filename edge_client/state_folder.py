@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 
 from fedmpq.edge_client.identity import FILE_NAME
-from fedmpq.edge_client.mailbox import Mailbox
-from fedmpq.model.durable_files import OWNER_ONLY, private_folder
+from fedmpq.edge_client.outbox import Mailbox
+from fedmpq.system.durable_files import OWNER_ONLY, private_folder
 
 
 class StateError(RuntimeError):

@@ -17,10 +17,10 @@ import grpc.aio
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Federation
-from fedmpq.edge_client.mailbox import Pending
-from fedmpq.model.durable_files import HASH_BLOCK, file_digest
-from fedmpq.model.exchange_wire import phase_to_message
+from fedmpq.edge_client.outbox import Pending
+from fedmpq.exchange.wire import phase_to_message
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.system.durable_files import HASH_BLOCK, file_digest
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]

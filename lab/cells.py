@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
 
-from fedmpq.edge_client.engine import EngineError, TrainingError
+from fedmpq.data.dataset import DataError
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, CheckpointError
 from fedmpq.lab.experiment import FLOAT_METHODS, Experiment, ExperimentError, make_experiment
 from fedmpq.lab.partition import PartitionError
 from fedmpq.lab.simulation import LOG_NAME, RoundResult
 from fedmpq.lab.workers import WorkerError
-from fedmpq.model.data import DataError
+from fedmpq.training.engine import EngineError, TrainingError
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 20.0

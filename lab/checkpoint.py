@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedmpq.lab.experiment import Experiment, make_experiment
+from fedmpq.method.archive import Tensors
+from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.graph import Graph
-from fedmpq.server.model_archive import Tensors
-from fedmpq.server.state import ClientRecord, GlobalModel
 
 FORMAT = 1
 FILE_NAME = "checkpoint.npz"

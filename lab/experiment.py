@@ -8,11 +8,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpq.edge_client.engine import DEFAULT_ENGINE, engine_names
+from fedmpq.method import settings as method_settings
+from fedmpq.method.recipe import QUANTIZED_METHODS
+from fedmpq.method.settings import MethodSettings, typed_settings
 from fedmpq.model.grid import MAX_BITS
-from fedmpq.server import method_settings
-from fedmpq.server.method_settings import MethodSettings, typed_settings
-from fedmpq.server.recipe import QUANTIZED_METHODS
+from fedmpq.training.engine import DEFAULT_ENGINE, engine_names
 
 PAPER_BUDGETS = (2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 8.0, 8.0)
 FLOAT_METHODS = ("fp32", "fedpaq", "uveqfed")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedmpq.data.dataset import Dataset
 from fedmpq.lab.experiment import Experiment
 from fedmpq.model import start
-from fedmpq.model.data import Dataset
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.trace import initial_state

@@ -14,21 +14,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.engine import make_engine
-from fedmpq.edge_client.local_calibration import run_calibration
-from fedmpq.edge_client.local_round import run_local_round
+from fedmpq.data.dataset import Dataset
+from fedmpq.exchange.messages import Assignment, Calibration, Update, pack_layers, unpack_layers
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.initial import seeded_state
+from fedmpq.method.quantized_method import QuantizedMethod
+from fedmpq.method.recipe import QUANTIZED_METHODS
+from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model import integer_forward
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Assignment, Calibration, Update, pack_layers, unpack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import compile_program
 from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import PackedLayer, Side, Weights
-from fedmpq.server.method import QuantizedMethod
-from fedmpq.server.recipe import QUANTIZED_METHODS
-from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.training.engine import make_engine
+from fedmpq.training.local_calibration import run_calibration
+from fedmpq.training.local_round import run_local_round
 
 
 class Uploaded(Protocol):
@@ -124,7 +124,7 @@ class QuantizedSimulation:
         ]
 
     def logits(self, probe: Probe, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        from fedmpq.edge_client.torch_engine import full_precision_logits
+        from fedmpq.training.torch_engine import full_precision_logits
 
         if probe.layers is None:
             assert probe.weights is not None
@@ -137,6 +137,6 @@ def make_method(experiment: Experiment, graph: Graph, classes: int) -> Method:
     """The method an experiment names."""
     if experiment.method in QUANTIZED_METHODS:
         return QuantizedSimulation(experiment, graph, classes)
-    from fedmpq.lab.baselines.float_method import FLOAT_SIMULATIONS
+    from fedmpq.lab.float_method import FLOAT_SIMULATIONS
 
     return FLOAT_SIMULATIONS[experiment.method](experiment, graph, classes)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.lab.experiment import FLOAT_METHODS, PAPER_BUDGETS, Experiment, ExperimentError, make_experiment
-from fedmpq.model.exchange import TrainingPlan
 
 Picture = Literal["bars", "lines", "map"]
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedmpq.data.dataset import load
 from fedmpq.lab import scales, tables_report
 from fedmpq.lab.cells import Cell, Clock, Slots, Status, cell_bytes, free_memory, run_cells, slots_for
 from fedmpq.lab.experiment import PAPER_BUDGETS, Experiment, ExperimentError
@@ -26,7 +27,6 @@ from fedmpq.lab.scales import DEFAULT_SCALE, SCALE_NAMES, TAIL, Scale
 from fedmpq.lab.stored_data import StoredData, store_data
 from fedmpq.lab.tables_report import Score, Scores
 from fedmpq.lab.workers import default_workers
-from fedmpq.model.data import load
 
 N = TypeVar("N", int, float)
 

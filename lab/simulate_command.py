@@ -15,7 +15,6 @@ from typing import Any, TypeVar, get_args
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedmpq.edge_client.engine import engine_names
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import (
@@ -28,10 +27,11 @@ from fedmpq.lab.experiment import (
 )
 from fedmpq.lab.simulation import Listener, Prepared, RoundResult
 from fedmpq.lab.workers import default_workers
+from fedmpq.method.recipe import ABLATIONS, PROFILES, Deal, Merge, Statistics
+from fedmpq.method.schedule import ScheduleKind
 from fedmpq.model import zoo
 from fedmpq.model.grid import StepRule
-from fedmpq.server.recipe import ABLATIONS, PROFILES, Deal, Merge, Statistics
-from fedmpq.server.schedule import ScheduleKind
+from fedmpq.training.engine import engine_names
 
 N = TypeVar("N", int, float)
 Runs = dict[str, dict[int, list[RoundResult]]]

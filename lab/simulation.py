@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.data.dataset import Dataset
+from fedmpq.data.named import load_named
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedmpq.lab.data import load_named
 from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.initial import make_graph
 from fedmpq.lab.methods import Method, Probe, make_method
 from fedmpq.lab.partition import dirichlet_partition
 from fedmpq.lab.workers import WorkerPool
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import MIN_SAMPLES
-from fedmpq.server.method import select_clients
-from fedmpq.server.recipe import QUANTIZED_METHODS
-from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.method.quantized_method import select_clients
+from fedmpq.method.recipe import QUANTIZED_METHODS
+from fedmpq.method.state import ClientRecord, GlobalModel
+from fedmpq.model.calibration import MIN_SAMPLES
 
 LOG_NAME = "rounds.jsonl"
 

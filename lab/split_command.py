@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpq.lab.data import load_named
+from fedmpq.data.dataset import Dataset
+from fedmpq.data.named import load_named
 from fedmpq.lab.partition import class_histogram, dirichlet_partition
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import MIN_SAMPLES
+from fedmpq.model.calibration import MIN_SAMPLES
 
 EPILOG = """example:
   fedmpq split --data digits --clients 4 --model digits_cnn -o parts

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmpq.lab.data import load_named, stratified_subset
+from fedmpq.data.dataset import Dataset
+from fedmpq.data.named import load_named, stratified_subset
 from fedmpq.lab.experiment import ExperimentError
 from fedmpq.lab.paper_tables import DataSet, data_set_of
 from fedmpq.lab.scales import Scale
-from fedmpq.model.data import Dataset
 
 _SPLIT_SEED = 0
 """The simulator's own: the same limits choose the same images."""

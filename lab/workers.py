@@ -23,12 +23,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.edge_client.engine import TrainingError
+from fedmpq.data.dataset import Dataset
+from fedmpq.exchange.messages import Calibration
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.methods import Method, Probe, Sent, Uploaded, make_method
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Calibration
 from fedmpq.model.graph import Graph
+from fedmpq.training.engine import TrainingError
 
 S = TypeVar("S")
 T = TypeVar("T")

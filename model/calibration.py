@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model import integer_forward
-from fedmpq.model.exchange import MIN_SAMPLES
 from fedmpq.model.graph import INPUT, BatchNorm, Graph, Node
 from fedmpq.model.integer_program import Accumulate, FoldedProduct, Step, Vector, compile_program
 from fedmpq.model.native_products import native_products, summed_products
@@ -29,6 +28,8 @@ from fedmpq.model.randomness import Draws, Purpose
 
 Images = NDArray[np.uint8]
 STATISTICS = ("running_mean", "running_var")
+MIN_SAMPLES = 2
+"""A client trains and measures on at least so many: BatchNorm needs two values to have a variance."""
 CALIBRATION_SAMPLES = 512
 """Statistics are measured on at most so many images of a set."""
 

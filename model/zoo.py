@@ -155,7 +155,7 @@ def _torchvision_network(name: str, first: str, *, classes: int, channels: int) 
     """A torchvision network, untrained; its `first` convolution is refitted unless there are 3 channels."""
     import torch
 
-    from fedmpq.model.torchvision_ops import import_torchvision
+    from fedmpq.system.torchvision_ops import import_torchvision
 
     module: torch.nn.Module = getattr(import_torchvision().models, name)(weights=None, num_classes=classes)
     if channels != 3:

@@ -15,24 +15,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.model.data import DataError, Dataset
-from fedmpq.model.exchange import MIN_SAMPLES, Calibration, Phase, Update, pack_layers
-from fedmpq.model.exchange_wire import (
+from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.exchange.messages import Calibration, Phase, Update, pack_layers
+from fedmpq.exchange.wire import (
     calibration_bytes_bound,
     decode_calibration,
     decode_update,
     encode_model,
     model_bytes_bound,
 )
+from fedmpq.method.archive import Tensors, pack_model, unpack_model
+from fedmpq.method.evaluation import by_budget, deployed_accuracies, reported_accuracies
+from fedmpq.method.quantized_method import QuantizedMethod, RoundQuantizer, select_clients
+from fedmpq.method.state import ClientRecord, GlobalModel
+from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, Outgoing
-from fedmpq.server.evaluation import by_budget, deployed_accuracies, reported_accuracies
-from fedmpq.server.hub import Announcement
-from fedmpq.server.logs import say
-from fedmpq.server.method import QuantizedMethod, RoundQuantizer, select_clients
-from fedmpq.server.model_archive import Tensors, pack_model, unpack_model
+from fedmpq.server.connections import Announcement
 from fedmpq.server.run_config import RunConfig, load_calibration_data, load_test_data, make_config
-from fedmpq.server.state import ClientRecord, GlobalModel
 from fedmpq.server.statistics_bounds import statistics_bounds
 from fedmpq.server.store import (
     CalibrationCommit,
@@ -46,6 +46,7 @@ from fedmpq.server.store import (
     Store,
 )
 from fedmpq.server.validation import Expected, check_calibration, check_update
+from fedmpq.system.logs import say
 
 log = logging.getLogger("fedmpq.server")
 

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedmpq.model.durable_files import file_digest, flush
-from fedmpq.model.exchange_wire import digest
+from fedmpq.exchange.wire import digest
+from fedmpq.system.durable_files import file_digest, flush
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 

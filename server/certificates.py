@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from fedmpq.server.private_files import private_folder, write_private
+from fedmpq.system.private_files import private_folder, write_private
 
 AUTHORITY_DAYS = 3650
 DEFAULT_DAYS = 365

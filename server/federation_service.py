@@ -20,8 +20,9 @@ import grpc
 import grpc.aio
 from sqlalchemy.exc import DBAPIError
 
-from fedmpq.model.exchange import MIN_SAMPLES, Phase
-from fedmpq.model.exchange_wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
+from fedmpq.exchange.messages import Phase
+from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
+from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.export_formats import FORMATS, SUFFIXES
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.proto import federation_pb2 as pb
@@ -35,12 +36,12 @@ from fedmpq.server.authentication import (
     secret_hash,
 )
 from fedmpq.server.blobs import Uploads
+from fedmpq.server.connections import Announcement, Closing, HubFull
 from fedmpq.server.exports import ExportFailed
-from fedmpq.server.hub import Announcement, Closing, HubFull
 from fedmpq.server.rounds import Coordinator, DamagedUpload
 from fedmpq.server.store import ENDED, Client, NameTaken, Seat, TokenRefused, UpdateRefused
 from fedmpq.server.tokens import looks_like_token, token_digest
-from fedmpq.server.turnstile import Turnstile
+from fedmpq.server.transfer_limit import Turnstile
 from fedmpq.server.validation import Rejected
 
 CHUNK_BYTES = 16 << 10

@@ -13,8 +13,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from fedmpq.method.archive import Tensors, pack_model
 from fedmpq.model.start import ImageFormat, start_model
-from fedmpq.server.model_archive import Tensors, pack_model
 from fedmpq.server.run_config import ConfigError, Images, RunConfig
 
 _USAGE_ERROR = 2

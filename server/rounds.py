@@ -19,16 +19,15 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from fedmpq.model.exchange import Phase
-from fedmpq.model.exchange_wire import digest, phase_to_message, plan_to_message
+from fedmpq.exchange.messages import Phase
+from fedmpq.exchange.wire import digest, phase_to_message, plan_to_message
+from fedmpq.method.aggregate import MergeError
+from fedmpq.method.state import GlobalModel
 from fedmpq.proto import federation_pb2
 from fedmpq.server.active_run import ActiveRun, ReplayError, Sent
-from fedmpq.server.aggregate import MergeError
 from fedmpq.server.blobs import BlobError, Blobs, Outgoing
+from fedmpq.server.connections import Announcement, Connection, Hub
 from fedmpq.server.exports import ExportFailed, Exports
-from fedmpq.server.hub import Announcement, Connection, Hub
-from fedmpq.server.logs import say
-from fedmpq.server.state import GlobalModel
 from fedmpq.server.store import (
     ENDED,
     CalibrationCommit,
@@ -42,6 +41,7 @@ from fedmpq.server.store import (
     UpdateRefused,
 )
 from fedmpq.server.validation import Rejected
+from fedmpq.system.logs import say
 
 T = TypeVar("T")
 Commit = RoundCommit | CalibrationCommit

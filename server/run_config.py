@@ -12,10 +12,10 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedmpq.model.data import MAX_CLASSES, Dataset, load, splits
+from fedmpq.data.dataset import MAX_CLASSES, Dataset, load, splits
+from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.start import ImageFormat
-from fedmpq.server.method_settings import MethodSettings, parse_toml, read_toml, typed_settings
 
 MAX_SIDE = 65536
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)

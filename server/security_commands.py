@@ -17,9 +17,9 @@ from typing import Any
 
 from fedmpq.server import certificates, tokens
 from fedmpq.server.certificates import TlsFiles
-from fedmpq.server.private_files import private_folder, write_private
 from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
 from fedmpq.server.store import Store
+from fedmpq.system.private_files import private_folder, write_private
 
 BUNDLE_FILES = ("ca.pem", "client.pem", "client.key", "token")
 

@@ -28,12 +28,10 @@ from fedmpq.proto import administration_pb2, federation_pb2
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads, open_blobs, sweep
+from fedmpq.server.connections import Hub
 from fedmpq.server.exports import Exports
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model import first_model
-from fedmpq.server.hub import Hub
-from fedmpq.server.logs import say
-from fedmpq.server.private_files import write_private
 from fedmpq.server.public_calls import PublicCallLimit
 from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import (
@@ -47,6 +45,8 @@ from fedmpq.server.run_config import (
 )
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store import Run, Store
+from fedmpq.system.logs import say
+from fedmpq.system.private_files import write_private
 
 log = logging.getLogger("fedmpq.server")
 

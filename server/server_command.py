@@ -117,9 +117,9 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from fedmpq.server import logs
     from fedmpq.server.run_config import read_config
     from fedmpq.server.serve import ServerSettings, check_listen, run_server
+    from fedmpq.system import logs
 
     if arguments.max_clients < 1:
         raise CommandError(f"--max-clients {arguments.max_clients} is too small; the least is 1")

@@ -18,7 +18,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpq.server.private_files import private_folder, write_private
+from fedmpq.system.private_files import private_folder, write_private
 
 DEFAULT_STATE = Path("fedmpq-server")
 MAX_SOCKET_PATH = 107

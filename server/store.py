@@ -30,10 +30,10 @@ from sqlalchemy import (
     update,
 )
 
-from fedmpq.model.exchange import Phase
+from fedmpq.exchange.messages import Phase
+from fedmpq.method.state import ClientRecord
 from fedmpq.server.database import clients, members, open_database, rounds, runs, tokens, writing
 from fedmpq.server.database import seats as seats_table
-from fedmpq.server.state import ClientRecord
 from fedmpq.server.tokens import TokenRecord
 
 RunState = Literal["waiting", "running", "paused", "finished", "aborted"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmpq.method.archive import unpack_model
+from fedmpq.method.quantized_method import QuantizedMethod
+from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, open_blobs
-from fedmpq.server.method import QuantizedMethod
-from fedmpq.server.model_archive import unpack_model
 from fedmpq.server.run_config import RunConfig, make_config
-from fedmpq.server.state import GlobalModel
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store import Run, Store
 

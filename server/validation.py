@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.model.change import MAX_CHANGE_STEP, change_in_weights
-from fedmpq.model.exchange import Calibration, Update, UpdateRule, unpack_layers
-from fedmpq.model.exchange_wire import WireError, decode_calibration, decode_update
+from fedmpq.exchange.change import MAX_CHANGE_STEP, change_in_weights
+from fedmpq.exchange.messages import Calibration, Update, UpdateRule, unpack_layers
+from fedmpq.exchange.wire import WireError, decode_calibration, decode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedmpq.data.dataset import Dataset
+from fedmpq.exchange.messages import Calibration
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Calibration
 from fedmpq.model.graph import Graph
 
 

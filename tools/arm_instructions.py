@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedmpq.model.exchange import PlanError, TrainingPlan
+from fedmpq.exchange.messages import PlanError, TrainingPlan
 from tools import arm_board, rounds, wheels
 from tools.arm_board import Board, BoardError
 from tools.instruction_marks import AFTER, BEFORE

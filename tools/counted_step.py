@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq import kernels
-from fedmpq.edge_client.local_round import run_local_round
-from fedmpq.edge_client.native_engine import NativeEngine
 from fedmpq.kernels.library import PROTOTYPES, library
+from fedmpq.training.local_round import run_local_round
+from fedmpq.training.native_engine import NativeEngine
 from tools import rounds
 from tools.instruction_marks import AFTER, BEFORE, marker
 

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq import kernels
-from fedmpq.edge_client.local_round import run_local_round
-from fedmpq.edge_client.native_engine import NativeEngine
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers
+from fedmpq.data.dataset import Dataset
+from fedmpq.exchange.messages import Assignment, TrainingPlan, pack_layers
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.training.local_round import run_local_round
+from fedmpq.training.native_engine import NativeEngine
 
 HEAVY = ("torch", "torchvision", "onnx", "onnxruntime")
 MIXED_BITS = (8, 4, 3, 6, 2, 5)

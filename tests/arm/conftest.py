@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.model.exchange import TrainingPlan
+from fedmpq.exchange.messages import TrainingPlan
 from tools import arm_board, wheels
 from tools import rounds as round_files
 from tools.arm_board import Board

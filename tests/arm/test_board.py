@@ -54,11 +54,11 @@ def test_the_library_loads_where_pages_have_16_kib(on_board: OnBoard, cpu: str) 
 def test_the_client_loads_nothing_heavy(on_board: OnBoard, site: Path) -> None:
     folder = site / "fedmpq" / "edge_client"
     modules = [f"fedmpq.edge_client.{path.stem}" for path in folder.glob("*.py") if "torch" not in path.stem]
-    assert "fedmpq.edge_client.native_engine" in modules
+    assert "fedmpq.training.native_engine" in modules
     script = (
         "import importlib, sys\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
-        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), sys.modules['fedmpq.edge_client.engine'].__file__)"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), sys.modules['fedmpq.training.engine'].__file__)"
     )
     loaded, _, path = on_board("-c", script).strip().partition(" ")
     assert loaded == "[]"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import arm_inference
-from fedmpq.model.exchange import TrainingPlan
+from fedmpq.exchange.messages import TrainingPlan
 from tools import arm_instructions, rounds
 from tools.arm_board import Board, BoardError
 

@@ -14,11 +14,11 @@ from fedmpq.export.exporting import runner
 from fedmpq.lab.checkpoint import Checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
+from fedmpq.method.state import Average
 from fedmpq.model.batch_statistics import quantized_statistics
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import QuantizedLayer, Weights, dequantize_all
-from fedmpq.server.state import Average
 
 
 def enlarged(tensors: Weights, seed: int) -> Weights:

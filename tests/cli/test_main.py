@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from fedmpq.cli.main import COMMANDS, Entry, main
-from fedmpq.edge_client.engine import EngineError, engine_names
 from fedmpq.lab.experiment import ExperimentError
+from fedmpq.training.engine import EngineError, engine_names
 
 Capture = pytest.CaptureFixture[str]
 SCRIPT = Path(sys.executable).with_name("fedmpq")

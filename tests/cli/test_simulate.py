@@ -20,7 +20,7 @@ from fedmpq.cli.main import main
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.simulation import LOG_NAME, read_log
-from fedmpq.server.schedule import Schedule
+from fedmpq.method.schedule import Schedule
 from tests.in_process import InProcessPool
 
 Capture = pytest.CaptureFixture[str]

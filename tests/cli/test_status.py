@@ -22,8 +22,8 @@ import pytest
 from google.protobuf.message import Message
 
 from fedmpq.cli.main import main
+from fedmpq.method.state import ClientRecord
 from fedmpq.proto import administration_pb2 as pb
-from fedmpq.server.state import ClientRecord
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.status_report import bytes_text, run_line, status_line, widths_text
 from fedmpq.server.store import Joining, NewSeat, RoundCommit, Store

@@ -15,12 +15,9 @@ from typing import Any
 
 import grpc
 
-from fedmpq.edge_client.engine import make_engine
-from fedmpq.edge_client.local_calibration import run_calibration
-from fedmpq.edge_client.local_round import run_local_round
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers
-from fedmpq.model.exchange_wire import (
+from fedmpq.data.dataset import Dataset
+from fedmpq.exchange.messages import Assignment, TrainingPlan, pack_layers
+from fedmpq.exchange.wire import (
     digest,
     encode_calibration,
     encode_model,
@@ -31,6 +28,9 @@ from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
+from fedmpq.training.engine import make_engine
+from fedmpq.training.local_calibration import run_calibration
+from fedmpq.training.local_round import run_local_round
 
 TOKEN = "fmq_token"
 RUN = "run-1"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedmpq.data.dataset import DataError, Dataset
 from fedmpq.edge_client.board_data import MAX_EVALUATED, fitted, labelled, load_board_data
-from fedmpq.model.data import DataError, Dataset
 
 MODEL = ("ant", "bee", "cat", "dog")
 _save: Any = np.savez  # its stub takes every keyword for the one flag it has

@@ -22,9 +22,9 @@ import pytest
 
 from fedmpq import kernels
 from fedmpq.cli.main import main
+from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client import client_command
-from fedmpq.model.data import Dataset
-from fedmpq.model.exchange import TrainingPlan
+from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.proto import federation_pb2 as pb
 from tests.edge_client.fake_federation import (
     RUN,

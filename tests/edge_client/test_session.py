@@ -19,22 +19,23 @@ import grpc
 import numpy as np
 import pytest
 
-from fedmpq.edge_client import local_calibration, session
+from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.edge_client import session
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.connection import RefusedError
-from fedmpq.edge_client.engine import make_engine
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateError, StateFolder
 from fedmpq.edge_client.transfer import Patience
-from fedmpq.model.data import DataError, Dataset
-from fedmpq.model.exchange import Evaluation, TrainingPlan, pack_layers
-from fedmpq.model.exchange_wire import decode_calibration, decode_update, digest, encode_model
+from fedmpq.exchange.messages import Evaluation, TrainingPlan, pack_layers
+from fedmpq.exchange.wire import decode_calibration, decode_update, digest, encode_model
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.training import local_calibration
+from fedmpq.training.engine import make_engine
 from tests.edge_client.fake_federation import (
     RUN,
     TOKEN,

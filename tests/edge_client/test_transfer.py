@@ -12,7 +12,7 @@ import pytest
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, Federation, federation
-from fedmpq.edge_client.mailbox import Mailbox, Pending, RoundKey
+from fedmpq.edge_client.outbox import Mailbox, Pending, RoundKey
 from fedmpq.edge_client.transfer import (
     DEFAULT_CHUNK,
     LARGEST_CHUNK,
@@ -25,8 +25,8 @@ from fedmpq.edge_client.transfer import (
     have,
     within,
 )
-from fedmpq.model.exchange import Phase
-from fedmpq.model.exchange_wire import digest
+from fedmpq.exchange.messages import Phase
+from fedmpq.exchange.wire import digest
 from fedmpq.proto import federation_pb2 as pb
 from tests.edge_client.fake_federation import CHUNK, FakeFederation, RunningServer, cut_after, refuse
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmpq.cli.main import main
 from fedmpq.lab.experiment import Experiment, read_toml
 from fedmpq.lab.simulation import prepare, run
-from fedmpq.server.model_archive import Tensors
+from fedmpq.method.archive import Tensors
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.stored_run import StoredRun, read_stored_run
 from tools.programs import FEDMPQ, PATIENCE, Program, free_port, wait_for_port

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.model.data import load
+from fedmpq.data.dataset import load
 from tests.federation.federation import Federation
 from tools.programs import FEDMPQ, Program, wait_for_port
 

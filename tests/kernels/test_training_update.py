@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmpq.edge_client import update
-from fedmpq.edge_client.momentum import Momentum, make_momentum
 from fedmpq.kernels.tensors import Counter, MomentumBuffer
 from fedmpq.model import grid
 from fedmpq.model.randomness import Draws, Purpose
+from fedmpq.training import update
+from fedmpq.training.momentum import Momentum, make_momentum
 from tests.kernels import training_calls as training
 
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

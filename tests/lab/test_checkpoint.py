@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from fedmpq.lab.checkpoint import FILE_NAME, Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
+from fedmpq.method.archive import Tensors
+from fedmpq.method.state import Average, ClientRecord, GlobalModel
 from fedmpq.model.graph import INPUT, Flatten, Graph, Input, Linear, Node, Relu
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.quantizers import place_quantizers
-from fedmpq.server.model_archive import Tensors
-from fedmpq.server.state import Average, ClientRecord, GlobalModel
 
 Edit = Callable[[dict[str, Any], dict[str, Any]], None]
 

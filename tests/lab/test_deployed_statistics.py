@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmpq.data.named import load_named
+from fedmpq.exchange.messages import unpack_layers
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import load_checkpoint
-from fedmpq.lab.data import load_named
 from fedmpq.lab.experiment import make_experiment
 from fedmpq.lab.methods import make_method
 from fedmpq.lab.simulation import Prepared, prepare, run
+from fedmpq.method.recipe import Statistics
 from fedmpq.model import integer_forward
 from fedmpq.model.calibration import measure
-from fedmpq.model.exchange import unpack_layers
 from fedmpq.model.integer_program import compile_program
-from fedmpq.server.recipe import Statistics
 from tests.in_process import InProcessPool
 
 LIMIT = 2.0

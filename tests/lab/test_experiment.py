@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.lab.experiment import (
     METHODS,
     PAPER_BUDGETS,
@@ -20,8 +21,7 @@ from fedmpq.lab.experiment import (
     make_experiment,
     read_toml,
 )
-from fedmpq.model.exchange import TrainingPlan
-from fedmpq.server.recipe import (
+from fedmpq.method.recipe import (
     ABLATIONS,
     PROFILES,
     QUANTIZED_METHODS,
@@ -31,7 +31,7 @@ from fedmpq.server.recipe import (
     fedmpq,
     fpq8,
 )
-from fedmpq.server.schedule import Schedule, ScheduleKind
+from fedmpq.method.schedule import Schedule, ScheduleKind
 
 
 def refused(settings: dict[str, Any]) -> str:

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedmpq.edge_client.engine import TrainingError
-from fedmpq.edge_client.local_round import batches
-from fedmpq.lab.baselines import UpdateError, fedpaq, uveqfed
-from fedmpq.lab.baselines.float_method import (
+from fedmpq.data.dataset import Dataset
+from fedmpq.lab.experiment import Experiment, make_experiment
+from fedmpq.lab.float_method import (
     FLOAT_SIMULATIONS,
     FloatSimulation,
     FloatUpdate,
@@ -22,17 +21,19 @@ from fedmpq.lab.baselines.float_method import (
     send_fedpaq,
     send_uveqfed,
 )
-from fedmpq.lab.experiment import Experiment, make_experiment
 from fedmpq.lab.initial import make_graph, seeded_module
 from fedmpq.lab.methods import Probe, make_method
+from fedmpq.method import fedpaq, uveqfed
+from fedmpq.method.compression import UpdateError
+from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model import zoo
 from fedmpq.model.calibration import calibration_batches
-from fedmpq.model.data import Dataset
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.model.trace import initial_state
-from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.training.engine import TrainingError
+from fedmpq.training.local_round import batches
 
 CLASSES = ("a", "b", "c")
 CLIENTS = [ClientRecord(0, 2.0, 20), ClientRecord(1, 4.0, 12), ClientRecord(2, 8.0, 8)]

@@ -14,8 +14,14 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedmpq.edge_client.engine import TrainingError, engine_names
-from fedmpq.edge_client.local_round import require_finite
+from fedmpq.exchange.messages import (
+    Assignment,
+    Calibration,
+    TrainingPlan,
+    Update,
+    payload_bytes,
+    rounded_side,
+)
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
@@ -33,22 +39,16 @@ from fedmpq.lab.simulation import (
     run,
 )
 from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
+from fedmpq.method.archive import Tensors
+from fedmpq.method.recipe import ABLATIONS
+from fedmpq.method.schedule import Schedule
+from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model import zoo
 from fedmpq.model.calibration import statistics_names
-from fedmpq.model.exchange import (
-    Assignment,
-    Calibration,
-    TrainingPlan,
-    Update,
-    payload_bytes,
-    rounded_side,
-)
 from fedmpq.model.quantized import average_bits
 from fedmpq.model.zoo import ModelError
-from fedmpq.server.model_archive import Tensors
-from fedmpq.server.recipe import ABLATIONS
-from fedmpq.server.schedule import Schedule
-from fedmpq.server.state import ClientRecord, GlobalModel
+from fedmpq.training.engine import TrainingError, engine_names
+from fedmpq.training.local_round import require_finite
 from tests.in_process import InProcessPool
 
 SMALL: dict[str, Any] = {

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedmpq.cli.main import main
+from fedmpq.data.dataset import load
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
-from fedmpq.model.data import load
 
 if sys.version_info >= (3, 11):
     import tomllib

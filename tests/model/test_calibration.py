@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from fedmpq.edge_client.native_engine import NativeEngine
+from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.calibration import (
     CALIBRATION_SAMPLES,
     Images,
@@ -21,13 +21,13 @@ from fedmpq.model.calibration import (
     measure,
     statistics_names,
 )
-from fedmpq.model.exchange import TrainingPlan
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, GlobalAvgPool, Graph, Linear
 from fedmpq.model.integer_forward import trace_values
 from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
-from tests.edge_client.small_graphs import GRAPHS, Net, random_batch, random_state
+from fedmpq.training.native_engine import NativeEngine
+from tests.training.small_graphs import GRAPHS, Net, random_batch, random_state
 
 MEAN, VARIANCE = "running_mean", "running_var"
 DRAWS = Draws(1, 2, 3)

@@ -576,7 +576,7 @@ def test_an_average_pool_is_torchs_default_here_and_in_training(op: AvgPool, sig
     """Padding counts: the divisor is the size of the window wherever it lies."""
     import torch
 
-    from fedmpq.edge_client import torch_ops
+    from fedmpq.training import torch_ops
 
     net = Builder()
     net.conv(4)
@@ -715,7 +715,7 @@ def one_thread() -> Iterator[None]:
 def check_products(
     op: Conv2d | Linear, codes: NDArray[np.int32], weight: NDArray[np.int8], bound: int
 ) -> None:
-    from tests.edge_client.torch_products import integer_products
+    from tests.training.torch_products import integer_products
 
     wide = weight.astype(np.int64)
     if isinstance(op, Linear):
@@ -789,7 +789,7 @@ def small_model() -> Model:
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 8, 250])
 def test_the_batch_size_changes_nothing(batch: int) -> None:
-    from tests.edge_client.torch_products import integer_products
+    from tests.training.torch_products import integer_products
 
     program = small_model().program()
     images = random_images(program.graph, 7)
@@ -870,7 +870,7 @@ def test_numpy_and_torch_agree_on_the_zoo(name: str) -> None:
 
     from fedmpq.model import zoo
     from fedmpq.model.trace import initial_state, trace
-    from tests.edge_client.torch_products import integer_products
+    from tests.training.torch_products import integer_products
 
     torch.manual_seed(0)
     module = zoo.build(name, classes=10, channels=3)
@@ -892,13 +892,13 @@ def test_numpy_and_torch_agree_on_the_zoo(name: str) -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_trained_network_predicts_what_its_float_model_does() -> None:
-    from fedmpq.edge_client.engine import make_engine
-    from fedmpq.edge_client.local_round import run_local_round
-    from fedmpq.edge_client.torch_engine import full_precision_logits
+    from fedmpq.exchange.messages import Assignment, TrainingPlan, pack_layers
     from fedmpq.lab.experiment import Experiment
     from fedmpq.lab.simulation import prepare
-    from fedmpq.model.exchange import Assignment, TrainingPlan, pack_layers
-    from tests.edge_client.torch_products import integer_products
+    from fedmpq.training.engine import make_engine
+    from fedmpq.training.local_round import run_local_round
+    from fedmpq.training.torch_engine import full_precision_logits
+    from tests.training.torch_products import integer_products
 
     prepared = prepare(Experiment(data="digits", model="digits_cnn"))
     graph, start = prepared.start.graph, prepared.start.model

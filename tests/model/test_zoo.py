@@ -75,7 +75,7 @@ def test_graph_has_the_same_id_in_another_process() -> None:
 
 def test_importing_the_zoo_and_its_graphs_does_not_import_torch() -> None:
     program = (
-        "import fedmpq.model.zoo, fedmpq.model.trace, fedmpq.model.torchvision_ops, sys; print(*sys.modules)"
+        "import fedmpq.model.zoo, fedmpq.model.trace, fedmpq.system.torchvision_ops, sys; print(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert "numpy" in run.stdout.split()

@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc.aio
 
-from fedmpq.model.exchange import Calibration
-from fedmpq.model.exchange_wire import (
+from fedmpq.exchange.messages import Calibration
+from fedmpq.exchange.wire import (
     decode_calibration,
     decode_update,
     encode_calibration,
@@ -25,19 +25,19 @@ from fedmpq.model.exchange_wire import (
     encode_update,
     plan_to_message,
 )
+from fedmpq.method.archive import Tensors, pack_model, unpack_model
+from fedmpq.method.quantized_method import QuantizedMethod, select_clients
+from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.blobs import Outgoing, Uploads, open_blobs
+from fedmpq.server.connections import Hub
 from fedmpq.server.database import sqlite_url
 from fedmpq.server.exports import Exports
 from fedmpq.server.federation_service import FederationService
-from fedmpq.server.hub import Hub
-from fedmpq.server.method import QuantizedMethod, select_clients
-from fedmpq.server.model_archive import Tensors, pack_model, unpack_model
 from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.serve import OPTIONS
-from fedmpq.server.state import ClientRecord, GlobalModel
 from fedmpq.server.store import Run, Store
 from fedmpq.server.tokens import make_token
 from tests.server.small_model import GRAPH, first_state

@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from fedmpq.exchange.messages import Calibration, Evaluation, Update
+from fedmpq.exchange.wire import decode_model, digest, encode_calibration, encode_update
 from fedmpq.model.calibration import statistics_names
-from fedmpq.model.exchange import Calibration, Evaluation, Update
-from fedmpq.model.exchange_wire import decode_model, digest, encode_calibration, encode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import PackedLayer
 from fedmpq.proto import federation_pb2 as pb

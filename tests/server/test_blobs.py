@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.model.exchange_wire import digest
+from fedmpq.exchange.wire import digest
 from fedmpq.server.blobs import BlobError, Blobs, FolderBlobs, Outgoing, Uploads, open_blobs, sweep
 
 

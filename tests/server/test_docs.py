@@ -15,8 +15,8 @@ from fedmpq.edge_client import client_command
 from fedmpq.lab import split_command
 from fedmpq.server import certificates, runs_command, server_command, status_command, tokens
 from fedmpq.server.blobs import FolderBlobs, Outgoing
+from fedmpq.server.connections import Hub
 from fedmpq.server.exports import Exports
-from fedmpq.server.hub import Hub
 from fedmpq.server.metrics import ServerMetrics
 from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import RunConfig, parse_config

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmpq.model.exchange_wire import digest
+from fedmpq.exchange.wire import digest
 from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server.federation_service import MAX_DOWNLOADS

@@ -12,12 +12,12 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from fedmpq.exchange.messages import Calibration, Update
+from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.model.calibration import statistics_names
-from fedmpq.model.exchange import Calibration, Update
 from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server import rounds
-from fedmpq.server.method import QuantizedMethod
 from tests.server.loopback import (
     PATIENCE,
     close_all,

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpq.model.exchange import TrainingPlan
-from fedmpq.server.recipe import fedmpq
+from fedmpq.exchange.messages import TrainingPlan
+from fedmpq.method.recipe import fedmpq
+from fedmpq.method.schedule import Schedule
 from fedmpq.server.run_config import (
     ConfigError,
     RunConfig,
@@ -21,7 +22,6 @@ from fedmpq.server.run_config import (
     parse_config,
     read_config,
 )
-from fedmpq.server.schedule import Schedule
 
 PLAIN = {
     "name": "plain",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.server.private_files import private_folder, write_private
 from fedmpq.server.state_folder import StateError, StateFolder
+from fedmpq.system.private_files import private_folder, write_private
 
 
 def mode_of(path: Path) -> int:

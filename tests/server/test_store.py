@@ -20,9 +20,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
+from fedmpq.method.state import ClientRecord
 from fedmpq.server import database
 from fedmpq.server.database import DatabaseError, open_database, sqlite_url
-from fedmpq.server.state import ClientRecord
 from fedmpq.server.store import (
     CalibrationCommit,
     Joining,

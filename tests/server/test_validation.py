@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmpq.exchange.messages import Assignment, Calibration, Evaluation, Update, rounded_side, unpack_layers
+from fedmpq.exchange.wire import decode_model, encode_calibration, encode_model, encode_update
+from fedmpq.method.quantized_method import QuantizedMethod
+from fedmpq.method.state import ClientRecord
 from fedmpq.model.calibration import measure
-from fedmpq.model.exchange import Assignment, Calibration, Evaluation, Update, rounded_side, unpack_layers
-from fedmpq.model.exchange_wire import decode_model, encode_calibration, encode_model, encode_update
 from fedmpq.model.quantized import PackedLayer
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto import payload_pb2
-from fedmpq.server.method import QuantizedMethod
-from fedmpq.server.state import ClientRecord
 from fedmpq.server.statistics_bounds import statistics_bounds
 from fedmpq.server.validation import Expected, Rejected, check_calibration, check_update
 from tests.server.loopback import small_config

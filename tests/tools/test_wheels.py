@@ -20,7 +20,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from fedmpq import kernels
-from fedmpq.model.exchange import TrainingPlan
+from fedmpq.exchange.messages import TrainingPlan
 from tools import rounds, wheels
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -116,7 +116,7 @@ FEDMPQ_API int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int3
 // error = real * gain; returns the greatest magnitude
 FEDMPQ_API float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error);
 
-// One update of a layer's codes (edge_client/update.py states the formulas). `rate` and `step` have one element per output
+// One update of a layer's codes (training/update.py states the formulas). `rate` and `step` have one element per output
 // channel of `row` weights each, or one in all (row == count). The uniform numbers of the move are those of
 // fedmpq_philox_uniform with (step_number, round, layer * 16 + 0) and key (seed, client), those of the Lasso's move with + 1.
 typedef struct {

@@ -1,5 +1,5 @@
 // The update of one layer's codes: weight decay, momentum, the stochastic move and the Lasso's, weight by weight.
-// fedmpq.edge_client.update is its slow twin; both give the same codes.
+// fedmpq.training.update is its slow twin; both give the same codes.
 #include <cstring>
 
 #include "fedmpq/training.h"

@@ -1,0 +1,97 @@
+"""The update or calibration that waits to be delivered; it survives a crash, so no work is done twice.
+
+FOLDER/<SHA-256 of the update>.update    the UpdatePayload or CalibrationPayload
+FOLDER/pending.json                      which round it answers; written last, removed first
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from fedmpq.exchange.messages import Phase
+from fedmpq.system.durable_files import file_digest, private_folder, remove_durably, write_durably
+
+_SUFFIX = ".update"
+
+
+class RoundKey(NamedTuple):
+    """One assignment, however often the server repeats it."""
+
+    run_id: str
+    round: int
+    phase: Phase
+    payload: bytes
+    """SHA-256 of the model that was to be trained or measured."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An update on the disk."""
+
+    key: RoundKey
+    payload: bytes
+    """SHA-256 of the update."""
+    size: int
+    path: Path
+
+
+class Mailbox:
+    """Holds at most one update: a board is in one round at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = private_folder(folder)
+        self._index = folder / "pending.json"
+
+    def put(self, key: RoundKey, update: bytes) -> Pending:
+        """Keeps `update` in the place of any other; it is durable when this returns."""
+        self.clear()
+        payload = hashlib.sha256(update).digest()
+        path = self._folder / f"{payload.hex()}{_SUFFIX}"
+        write_durably(path, update)
+        record = {
+            "run_id": key.run_id,
+            "round": key.round,
+            "phase": key.phase,
+            "model": key.payload.hex(),
+            "update": payload.hex(),
+            "bytes": len(update),
+        }
+        write_durably(self._index, json.dumps(record).encode())
+        return Pending(key, payload, len(update), path)
+
+    def pending(self) -> Pending | None:
+        """The update that waits; one that the disk has not kept whole is thrown away."""
+        pending = self._read_index()
+        if pending is None or not _is_whole(pending):
+            self.clear()
+            return None
+        return pending
+
+    def clear(self) -> None:
+        if self._index.exists():
+            remove_durably(self._index)
+        for path in self._folder.glob(f"*{_SUFFIX}*"):
+            path.unlink(missing_ok=True)
+
+    def _read_index(self) -> Pending | None:
+        try:
+            record = json.loads(self._index.read_text(encoding="utf-8"))
+            if (phase := record["phase"]) not in get_args(Phase):
+                return None
+            key = RoundKey(str(record["run_id"]), int(record["round"]), phase, bytes.fromhex(record["model"]))
+            payload = bytes.fromhex(record["update"])
+            size = int(record["bytes"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            return None
+        return Pending(key, payload, size, self._folder / f"{payload.hex()}{_SUFFIX}")
+
+
+def _is_whole(pending: Pending) -> bool:
+    try:
+        return file_digest(pending.path) == pending.payload and pending.path.stat().st_size == pending.size
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,1 @@
+"""What crosses between server and board: assignment, update, calibration, and their bytes."""

@@ -1,0 +1,255 @@
+"""The settings of a method: what a simulation and a federation's run have in common, from options or TOML."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+
+from fedmpq.exchange.messages import PlanError, TrainingPlan
+from fedmpq.method.recipe import (
+    ABLATIONS,
+    PROFILES,
+    QUANTIZED_METHODS,
+    Deal,
+    Merge,
+    Profile,
+    Recipe,
+    Statistics,
+    make_recipe,
+)
+from fedmpq.method.schedule import Schedule, ScheduleKind
+from fedmpq.model.grid import StepRule
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """A method, how its clients train, and for how long."""
+
+    error: ClassVar[type[ValueError]]
+    """Raised for a setting that is unknown, missing or out of range."""
+    methods: ClassVar[tuple[str, ...]] = QUANTIZED_METHODS
+
+    model: str = "resnet20"
+    method: str = "fedmpq"
+    profile: Profile = "best"
+    ablation: str = "all"
+    rounds: int = 50
+    evaluate_every: int = 1
+    """Rounds from one evaluation to the next; the last round always has one."""
+    seed: int = 0
+    epochs: int = 5
+    batch_size: int = 64
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    momentum_bits: int | None = None
+    weight_decay: float = 5e-4
+    code_learning_rate: float = 0.1
+    lasso: float | None = None
+    prune_density: float | None = None
+    pad: int = 0
+    flip: bool = False
+    side_bits: int = 16
+    deal: Deal | None = None
+    step_rule: StepRule | None = None
+    merge: Merge | None = None
+    per_channel: bool = False
+    averaging: float | None = None
+    statistics: Statistics | None = None
+    schedule: ScheduleKind | None = None
+    warmup: int = 0
+    """Rounds in which the rates rise to where the schedule begins."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "code_learning_rate"):
+            if getattr(self, name) > _MAX_FLOAT32:
+                raise self.error(f"{name} = {getattr(self, name)} is beyond single precision")
+        self._check_words()
+        self._check_at_least_one("rounds", "evaluate_every")
+        if not 0 <= self.warmup < self.rounds:
+            raise self.error(
+                f"warmup = {self.warmup} is outside 0..{self.rounds - 1}, the rounds before the last"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise self.error(f"seed = {self.seed} is outside 0..{2**32 - 1}")
+        if self.averaging is not None and not 0 <= self.averaging < 1:
+            raise self.error(f"averaging = {self.averaging} is outside 0 <= averaging < 1")
+        try:
+            self.plan()
+        except PlanError as error:
+            raise self.error(str(error)) from None
+
+    def _check_words(self) -> None:
+        self._check_choice("method", self.method, self.methods)
+        self._check_choice("profile", self.profile, PROFILES)
+        self._check_choice("ablation", self.ablation, tuple(ABLATIONS))
+        choices: tuple[tuple[str, Any], ...] = (
+            ("deal", Deal),
+            ("step_rule", StepRule),
+            ("merge", Merge),
+            ("schedule", ScheduleKind),
+            ("statistics", Statistics),
+        )
+        for name, allowed in choices:
+            if getattr(self, name) is not None:
+                self._check_choice(name, getattr(self, name), get_args(allowed))
+        # An ablation and a deal are FedMPQ's to choose; they are what the other methods are.
+        for name, plain in (("ablation", "all"), ("deal", None)):
+            value = getattr(self, name)
+            if self.method != "fedmpq" and value != plain:
+                raise self.error(f"{name} = {value!r} goes with method fedmpq, not with {self.method}")
+        self._check_best()
+
+    def _check_best(self) -> None:
+        """The best profile returns changes: there are no planes of the model to thin out and prune."""
+        given: dict[str, Any] = {"lasso": self.lasso, "prune_density": self.prune_density}
+        if self.ablation not in ("all", "aqfl"):
+            given["ablation"] = self.ablation
+        if self.merge == "models":
+            given["merge"] = self.merge
+        for name, value in given.items():
+            if self._is_best and value is not None:
+                raise self.error(f"{name} = {value!r} goes with profile paper, not with best")
+
+    def _check_choice(self, name: str, value: str, allowed: tuple[str, ...]) -> None:
+        if value not in allowed:
+            near = difflib.get_close_matches(value, allowed, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise self.error(f"{name} = {value!r} is none of {', '.join(allowed)}{hint}")
+
+    def _check_at_least_one(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise self.error(f"{name} = {value} is too small; the least is 1")
+
+    def evaluates(self, round_number: int) -> bool:
+        """Whether that round's model is evaluated: every so many rounds, and the last."""
+        return round_number % self.evaluate_every == 0 or round_number >= self.rounds
+
+    def plan(self) -> TrainingPlan:
+        """How clients train at the schedule's full rates; what is None is the profile's choice."""
+        shared = {field.name for field in fields(TrainingPlan)} & {field.name for field in fields(self)}
+        given = {name: getattr(self, name) for name in shared if getattr(self, name) is not None}
+        return TrainingPlan(**({"momentum_bits": 8} if self._is_best else {}) | given)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether clients measure the statistics of what is handed out."""
+        return (self.statistics or ("calibrated" if self._is_best else "averaged")) == "calibrated"
+
+    def rates(self) -> Schedule:
+        """How the learning rates change over the rounds."""
+        own: ScheduleKind = "cosine" if self._is_best else "constant"
+        return Schedule(self.schedule or own, self.rounds, self.warmup)
+
+    @property
+    def _is_best(self) -> bool:
+        return self.profile == "best" and self.method in QUANTIZED_METHODS
+
+    def recipe(self) -> Recipe:
+        """The recipe of a quantized method, with the settings that override its profile's."""
+        return make_recipe(
+            self.method,
+            self.profile,
+            self.ablation,
+            self.plan(),
+            deal=self.deal,
+            step_rule=self.step_rule,
+            merge=self.merge,
+            per_channel=self.per_channel,
+            averaging=self.averaging,
+            statistics=self.statistics,
+            schedule=self.rates(),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, as `typed_settings` takes it; JSON has no infinity, so that one is a word."""
+        return {name: "inf" if value == math.inf else value for name, value in asdict(self).items()}
+
+
+def typed_settings(kind: type[MethodSettings], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings as their fields' types; an unknown name is an error that suggests the nearest one."""
+    known = {field.name: str(field.type) for field in fields(kind)}
+    values = {name.replace("-", "_"): value for name, value in settings.items()}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+            raise kind.error(f"there is no setting {name!r}{hint}")
+    return {name: _typed(kind.error, name, known[name], value) for name, value in values.items()}
+
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+    "tuple[int, ...]": ((int,), "a list of whole numbers"),
+    "tuple[float, ...]": ((int, float), "a list of numbers"),
+    "tuple[str, ...]": ((str,), "a list of words in quotes"),
+}
+_WORD = ((str,), "a word in quotes")
+
+
+def _typed(error: type[ValueError], name: str, annotation: str, value: Any) -> Any:
+    """The value as annotated; TOML writes 1 where 1.0 is meant, and nothing else is converted."""
+    plain = annotation.removesuffix(" | None")
+    if value is None and plain != annotation:
+        return None
+    if plain == "float" and value == "inf":
+        return math.inf
+    kinds, wanted = _KINDS.get(plain, _WORD)
+    is_list = isinstance(value, list | tuple)
+    items = list(value) if is_list else [value]
+    if is_list != plain.startswith("tuple") or not all(_is(item, kinds) for item in items):
+        raise error(f"{name} = {value!r} is not {wanted}")
+    if float in kinds:
+        items = [_as_float(error, name, item) for item in items]
+    return tuple(items) if is_list else items[0]
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    # To Python, True is an integer.
+    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+
+
+def _as_float(error: type[ValueError], name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise error(f"{name} holds a number too large for any use") from None
+
+
+def read_toml(path: Path, error: type[ValueError]) -> dict[str, Any]:
+    """The settings of a TOML file, one flat table."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise error(f"cannot read {path}: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        raise error(f"{path} is not valid TOML: {problem}") from None
+    return parse_toml(text, error, str(path))
+
+
+def parse_toml(text: str, error: type[ValueError], name: str) -> dict[str, Any]:
+    """The settings of a TOML text, which errors call by `name`."""
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise error(f"{name} is not valid TOML: {problem}") from None
+    if nested := [key for key, value in settings.items() if isinstance(value, dict)]:
+        raise error(f"{name}: [{nested[0]}] is a table; settings are flat, such as rounds = 50")
+    return settings

@@ -1,0 +1,1 @@
+"""The machine underneath: files that survive crashes, private folders, logs. Knows nothing of models."""

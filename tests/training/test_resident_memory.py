@@ -1,0 +1,29 @@
+"""How much memory the whole client process takes while it trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedmpq.exchange.messages import TrainingPlan
+from tools import rounds
+
+ROOT = Path(__file__).resolve().parents[2]
+MEGABYTES = 120
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from Linux's /proc")
+def test_a_client_that_trains_resnet20_stays_small(tmp_path: Path) -> None:
+    """Python, NumPy, gRPC and two steps of batch 64 together; no torch in the process."""
+    source = tmp_path / "round.npz"
+    rounds.make(source, "resnet20", (3, 32, 32), 128, TrainingPlan(epochs=1, batch_size=64, pad=4, flip=True))
+    script = "import grpc, runpy; runpy.run_module('tools.rounds', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", script, str(source), str(tmp_path / "result.npz"), "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert report["heavy"] == []
+    assert report["peak_mb"] < MEGABYTES, report

@@ -1,0 +1,128 @@
+"""How the units of a graph are bound to a batch size, so that a step is a list of calls made ready before.
+
+Units are bound forward in the order of the graph and backward in the reverse order, which tells the layout
+(module `arena`) when each buffer is in use. After that only numbers change from step to step.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import c_float, c_uint32
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.kernels import bound
+from fedmpq.kernels.tensors import Buffer, StoredCodes
+from fedmpq.model.graph import INPUT
+from fedmpq.model.randomness import Draws
+from fedmpq.training.arena import Layout, StepBuffer
+from fedmpq.training.native_layer import TrainedLayer
+from fedmpq.training.normalization import Scratch
+from fedmpq.training.side_tensors import SideTensors
+
+Shape = tuple[int, int, int]
+
+
+def single(value: float) -> float:
+    """To the nearest float32.
+
+    A product or quotient of two float32 numbers that is computed in double precision and then rounded is the
+    one that float32 arithmetic gives: 53 bits are enough for that (at least 2 * 24 + 2).
+    """
+    return c_float(value).value
+
+
+@dataclass
+class Tensor:
+    """A batch of codes between units; `shape` is (channels, height, width), channels are stored last."""
+
+    buffer: Buffer
+    low: int
+    high: int
+    images: int
+    shape: Shape
+    scale: float = 0.0
+    """The real value is `scale * code`, in the step under way; a float32."""
+
+    @property
+    def codes(self) -> StoredCodes:
+        return StoredCodes(self.buffer, self.pairs, -self.low)
+
+    @property
+    def pairs(self) -> bool:
+        return self.high - self.low <= 15
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def unpaired(self) -> NDArray[np.uint8]:
+        """The stored codes, a byte each, a row for each image."""
+        rows: NDArray[np.uint8] = self.buffer.array.reshape(self.images, -1)
+        if not self.pairs:
+            return rows
+        return np.stack((rows & 15, rows >> 4), axis=2).reshape(self.images, -1)[:, : self.elements]
+
+
+@dataclass
+class Binding:
+    """What the units of a step share, and what has been bound so far."""
+
+    layers: dict[str, TrainedLayer]
+    side: SideTensors
+    draws: Draws
+    threads: int
+    float_errors: bool
+    step: c_uint32
+    """The number of the step under way."""
+    labels: Buffer
+    layout: Layout
+    scratch: Scratch
+    statistics: StepBuffer
+    """Means and variances of the batch, by `SideTensors.running_places`."""
+    tensors: dict[str, Tensor]
+    errors: dict[str, Buffer] = field(default_factory=dict)
+    """The errors of values that something bound so far makes."""
+    sparing: set[str] = field(default_factory=set)
+    """Values whose unit leaves their error as it is if that is another value's too."""
+
+    def bind(self, call: bound.Call) -> bound.Call:
+        self.layout.use(*call.buffers)
+        return call
+
+    def new_tensor(self, images: int, shape: Shape, low: int, high: int) -> Tensor:
+        tensor = Tensor(Buffer(0, np.uint8), low, high, images, shape)
+        size = StoredCodes.nbytes(images, tensor.elements, tensor.pairs)
+        tensor.buffer = self.layout.buffer(size, np.uint8)
+        return tensor
+
+    def error_of(self, name: str, tensor: Tensor) -> tuple[Buffer, bool]:
+        """Where an error of the value goes, and whether there is one already, to which it is to be added."""
+        known = name in self.errors
+        if not known:
+            self.errors[name] = self.layout.buffer(tensor.images * tensor.elements, np.uint16)
+        return self.errors[name], known
+
+    def deliver(self, name: str, error: Buffer) -> bound.Call | None:
+        """Make `error` that of the value; if that has one already, the call that adds them."""
+        if name in self.errors:
+            return self.bind(bound.add_errors(error, error.count, self.errors[name]))
+        if name != INPUT:
+            self.errors[name] = error
+        return None
+
+
+class BoundUnit(Protocol):
+    """A unit bound to a batch size, first forward (when it is made), then backward."""
+
+    def bind_backward(self, binding: Binding) -> None: ...
+
+    def settle(self, scratch: Scratch) -> None:
+        """Take hold of the buffers' arrays, once they have places."""
+
+    def forward(self) -> None: ...
+
+    def backward(self) -> None: ...

@@ -1,0 +1,149 @@
+"""The `native` engine: integer training in C++, no torch.
+
+Forward, an image batch of codes runs through the units of the graph (native_plan); what is kept is codes,
+4-bit ones packed in pairs. Backward, accumulators are computed again but for those of late layers that there
+was room for; errors are bfloat16 between units and int8 with stochastic rounding inside products, so that all
+three products of a layer are integer ones. A layer's codes are updated as soon as its gradient is known, side
+tensors at the end of a step.
+
+Every batch size has its step (native_step), a list of calls whose memory and arguments are made ready once.
+
+The same seed gives the same codes to the bit on every instruction set, machine and number of threads: sums
+are integers or have a fixed order, and what is done in NumPy here are single IEEE operations on a number per
+channel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.exchange.change import Fractions
+from fedmpq.exchange.messages import TrainingPlan
+from fedmpq.kernels.tensors import MAX_THREADS
+from fedmpq.model.graph import Graph
+from fedmpq.model.integer_program import check_state
+from fedmpq.model.quantized import Layers, Side
+from fedmpq.model.randomness import Draws
+from fedmpq.training.arena import Arena
+from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError
+from fedmpq.training.native_layer import TrainedLayer
+from fedmpq.training.native_plan import units_of
+from fedmpq.training.native_step import NativeStep
+from fedmpq.training.side_tensors import NotFinite, SideTensors
+
+# An epoch has two batch sizes, the last batch's and that of all others.
+_STEPS_KEPT = 2
+
+
+class NativeEngine:
+    """Trains with the C++ kernels; see `Engine`. `threads` share the images of a batch.
+
+    `float_errors` leaves errors as they are instead of rounding them to 8 bits, to measure what that costs.
+    It is slow, and its codes are not the same to the bit on every machine (module `float_errors`).
+    """
+
+    def __init__(self, threads: int | None = None, float_errors: bool = False) -> None:
+        if threads is not None and threads < 1:
+            raise EngineError(f"threads = {threads}: the native engine needs at least one")
+        self.threads = min(threads or _cores(), MAX_THREADS)
+        self._float_errors = float_errors
+        self._arena = Arena()
+
+    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+        check_state(graph, layers, side)
+        self._graph, self._plan, self._draws = graph, plan, draws
+        self._units = units_of(graph)
+        self._layers = {
+            node.name: TrainedLayer(layers[node.name], index, plan, draws)
+            for index, node in enumerate(graph.layers)
+        }
+        self._side = SideTensors(side, self._units, plan)
+        self._steps: dict[int, NativeStep] = {}
+        self._step_number = 0
+
+    def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:
+        strength = self._plan.learning_rate * self._plan.lasso / sum(self._graph.layer_sizes)
+        for layer in self._layers.values():
+            layer.refresh_lasso(strength)
+        samples, loss_sum, right_sum = 0, 0.0, 0
+        for images, labels in batches:
+            self._check_batch(images, labels)
+            loss, right = self._train_step(images, labels)
+            samples += len(labels)
+            loss_sum += loss * len(labels)
+            right_sum += right
+        return EpochResult(samples, loss_sum / max(1, samples), right_sum / max(1, samples))
+
+    def layers(self) -> Layers:
+        return {name: layer.quantized() for name, layer in self._layers.items()}
+
+    def fractions(self) -> dict[str, Fractions]:
+        held = {name: layer.fractions for name, layer in self._layers.items()}
+        return {name: fractions.copy() for name, fractions in held.items() if fractions is not None}
+
+    def side(self) -> Side:
+        return self._side.tensors()
+
+    def _check_batch(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
+        """Nothing that a kernel could stumble over may reach one."""
+        channels, height, width = self._graph.input.shape
+        expected, classes = (height, width, channels), self._graph.shapes[self._graph.output][0]
+        if images.dtype != np.uint8 or images.shape[1:] != expected or not len(images):
+            raise TrainingError(
+                f"a batch of images is {images.dtype} of shape {images.shape}, the model takes uint8 of"
+                f" (images, {height}, {width}, {channels}) and at least one image"
+            )
+        if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+            raise TrainingError(
+                f"the labels of {len(images)} images are {labels.dtype} of shape {labels.shape};"
+                " they must be int64, one each"
+            )
+        if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise TrainingError(
+                f"labels run from {labels.min()} to {labels.max()}, the model's classes end at {classes - 1};"
+                " number the labels as the model's classes are"
+            )
+
+    def _train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
+        step = self._steps.get(len(images)) or self._new_step(len(images))
+        try:
+            # What overflows float32 is found and named where it happens.
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                result = step.run(self._step_number, images, labels)
+        except NotFinite as error:
+            rate = self._plan.learning_rate
+            raise TrainingError(
+                f"{error} in training step {self._step_number}; lower the learning rate (now {rate})"
+            ) from None
+        self._step_number += 1
+        return result
+
+    def _new_step(self, images: int) -> NativeStep:
+        step = NativeStep(
+            self._graph,
+            self._units,
+            images,
+            self._layers,
+            self._side,
+            self._draws,
+            self.threads,
+            self._float_errors,
+        )
+        needed = step.layout.place()
+        if needed > self._arena.block.nbytes:
+            self._steps.clear()
+            self._arena.grow(needed)
+        elif len(self._steps) >= _STEPS_KEPT:
+            del self._steps[next(iter(self._steps))]
+        step.put_into(self._arena.block)
+        self._steps[images] = step
+        return step
+
+
+def _cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
