@@ -13,8 +13,7 @@ from fedmpq.cli.trained_run import TrainedRun, read_run
 from fedmpq.data.dataset import DataError
 from fedmpq.export.exporting import Deployed, Exported, LabelledImages, export_model
 from fedmpq.export.format import ExportError
-from fedmpq.method.quantized_method import Deployment
-from fedmpq.method.state import ClientRecord
+from fedmpq.method.state import ClientRecord, Deployment
 from fedmpq.model.export_formats import FORMATS, Format
 from fedmpq.model.grid import MAX_BITS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
-from fedmpq.method.quantized_method import QuantizedMethod
-from fedmpq.method.recipe import QUANTIZED_METHODS
+from fedmpq.method.protocol import IntegerMethod
+from fedmpq.method.registry import MethodError, integer_method
 from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.server.state_folder import StateFolder
@@ -24,7 +24,7 @@ class TrainedRun:
     """What both kinds of run have in common."""
 
     name: str
-    method: QuantizedMethod
+    method: IntegerMethod
     model: GlobalModel
     class_names: tuple[str, ...]
     client_names: dict[int, str]
@@ -47,15 +47,12 @@ def read_run(path: Path, name: str | None = None, blobs: str | None = None) -> T
     return _of_simulation(path)
 
 
-def quantized_method(checkpoint: Checkpoint) -> QuantizedMethod:
+def quantized_method(checkpoint: Checkpoint) -> IntegerMethod:
     """What deals and deploys a simulation's integer models."""
-    experiment = checkpoint.experiment
-    if experiment.method not in QUANTIZED_METHODS:
-        raise TrainedRunError(
-            f"the run's method is {experiment.method}, which trains no integer model;"
-            f" export one of {', '.join(QUANTIZED_METHODS)}"
-        )
-    return QuantizedMethod(checkpoint.graph, experiment.recipe(), experiment.seed)
+    try:
+        return integer_method(checkpoint.experiment, checkpoint.graph)
+    except MethodError as error:
+        raise TrainedRunError(f"the run has no integer model to export: {error}") from None
 
 
 def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> TrainedRun:

@@ -25,9 +25,9 @@ from pathlib import Path
 from fedmpq.data.dataset import DataError
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, CheckpointError
-from fedmpq.lab.experiment import FLOAT_METHODS, Experiment, ExperimentError, make_experiment
+from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.partition import PartitionError
-from fedmpq.lab.simulation import LOG_NAME, RoundResult
+from fedmpq.lab.round_log import LOG_NAME, RoundResult, read_log
 from fedmpq.lab.workers import WorkerError
 from fedmpq.training.engine import EngineError, TrainingError
 
@@ -55,7 +55,7 @@ class Cell:
             raise ExperimentError(
                 f"{self.folder} holds a run with other settings; choose another --out or remove it"
             )
-        return simulation.read_log(self.folder)[: self.experiment.rounds]
+        return read_log(self.folder)[: self.experiment.rounds]
 
     @property
     def rounds_done(self) -> int:
@@ -293,5 +293,5 @@ class Clock:
 
 def _kind(experiment: Experiment) -> tuple[str, str, int]:
     """Experiments that cost the same: FedMPQ's ablations do, and so do the quantized methods nearly."""
-    method = experiment.method if experiment.method in FLOAT_METHODS else "quantized"
+    method = experiment.method if experiment.trains_floats else "quantized"
     return method, experiment.model, experiment.clients

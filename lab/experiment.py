@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq.method import settings as method_settings
-from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, typed_settings
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.training.engine import DEFAULT_ENGINE, engine_names
 
 PAPER_BUDGETS = (2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 8.0, 8.0)
-FLOAT_METHODS = ("fp32", "fedpaq", "uveqfed")
-METHODS = QUANTIZED_METHODS + FLOAT_METHODS
 
 
 class ExperimentError(ValueError):
@@ -28,7 +25,6 @@ class Experiment(MethodSettings):
     """The defaults are the paper's CIFAR-10 setting, trained with the best profile."""
 
     error = ExperimentError
-    methods = METHODS
 
     data: str
     _: KW_ONLY
@@ -68,8 +64,9 @@ class Experiment(MethodSettings):
     @property
     def label(self) -> str:
         """`method`, with whatever sets it apart from its plain form."""
-        parts = [self.method]
-        if self.method in QUANTIZED_METHODS:
+        # A method of one's own goes by its class; labels name folders.
+        parts = [self.method.rpartition(":")[2].rpartition(".")[2]]
+        if not self.trains_floats:
             parts.append(self.profile)
         if self.method == "fedmpq" and self.ablation != "all":
             parts.append(self.ablation)
@@ -78,7 +75,7 @@ class Experiment(MethodSettings):
     @property
     def activation_bits(self) -> int | None:
         """None for the methods that train in full precision."""
-        return self.recipe().activation_bits if self.method in QUANTIZED_METHODS else None
+        return None if self.trains_floats else self.recipe().activation_bits
 
 
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import TYPE_CHECKING
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.lab.experiment import Experiment
 from fedmpq.model import start
 from fedmpq.model.graph import Graph
-from fedmpq.model.quantized import Side, Weights
-from fedmpq.model.trace import initial_state
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def seeded_module(experiment: Experiment, classes: int, channels: int) -> nn.Module:
@@ -17,13 +18,8 @@ def seeded_module(experiment: Experiment, classes: int, channels: int) -> nn.Mod
     return start.seeded_module(experiment.model, experiment.seed, classes, channels)
 
 
-def make_graph(experiment: Experiment, train: Dataset) -> Graph:
+def make_graph(experiment: Experiment, train: Dataset, module: nn.Module | None = None) -> Graph:
     """The experiment's model, traced at the size of its images and with their normalisation."""
     image = start.ImageFormat(*train.image_shape, *train.normalisation())
-    module = seeded_module(experiment, len(train.class_names), image.channels)
-    return start.start_graph(experiment.model, module, image, experiment.activation_bits)
-
-
-def seeded_state(experiment: Experiment, graph: Graph, classes: int) -> tuple[Weights, Side]:
-    """Weights and side tensors before the first round."""
-    return initial_state(seeded_module(experiment, classes, graph.input.channels), graph)
+    network = module or seeded_module(experiment, len(train.class_names), image.channels)
+    return start.start_graph(experiment.model, network, image, experiment.activation_bits)

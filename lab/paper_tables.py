@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedmpq.exchange.messages import TrainingPlan
-from fedmpq.lab.experiment import FLOAT_METHODS, PAPER_BUDGETS, Experiment, ExperimentError, make_experiment
+from fedmpq.lab.experiment import PAPER_BUDGETS, Experiment, ExperimentError, make_experiment
+from fedmpq.method.recipe import FLOAT_METHODS
 
 Picture = Literal["bars", "lines", "map"]
 

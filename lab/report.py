@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from fedmpq.lab.simulation import Accuracies, RoundResult
+from fedmpq.lab.round_log import Accuracies, RoundResult
 from fedmpq.model.grid import MAX_BITS
 
 if TYPE_CHECKING:

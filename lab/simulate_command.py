@@ -18,16 +18,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import (
-    METHODS,
     PAPER_BUDGETS,
     Experiment,
     ExperimentError,
     make_experiment,
     read_toml,
 )
-from fedmpq.lab.simulation import Listener, Prepared, RoundResult
+from fedmpq.lab.round_log import LOG_NAME, RoundResult, logged_results
+from fedmpq.lab.simulation import Listener, Prepared
 from fedmpq.lab.workers import default_workers
-from fedmpq.method.recipe import ABLATIONS, PROFILES, Deal, Merge, Statistics
+from fedmpq.method.recipe import ABLATIONS, METHODS, PROFILES, Deal, Merge, Statistics
 from fedmpq.method.schedule import ScheduleKind
 from fedmpq.model import zoo
 from fedmpq.model.grid import StepRule
@@ -305,7 +305,7 @@ def _run_or_reuse(
     prepared = simulation.reopen(folder)
     if prepared.start.model.round == experiment.rounds:
         _say(console, f"{folder}: finished before, read from its log")
-        return simulation.logged_results(folder, experiment.rounds)
+        return logged_results(folder, experiment.rounds)
     return _run(prepared, folder, arguments, console)
 
 
@@ -330,7 +330,7 @@ def _run(
     picture = folder / "run.png"
     title = f"{experiment.label}, {experiment.model} on {Path(experiment.data).name}, seed {experiment.seed}"
     report.plot_run(results, [node.name for node in graph.layers], title, picture)
-    _say(console, f"picture: {picture}   log: {folder / simulation.LOG_NAME}")
+    _say(console, f"picture: {picture}   log: {folder / LOG_NAME}")
     return results
 
 

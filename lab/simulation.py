@@ -7,71 +7,38 @@ one does.
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.data.named import load_named
+from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
+from fedmpq.exchange.messages import Assignment, Update
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
-from fedmpq.lab.initial import make_graph
-from fedmpq.lab.methods import Method, Probe, make_method
+from fedmpq.lab.initial import make_graph, seeded_module
 from fedmpq.lab.partition import dirichlet_partition
+from fedmpq.lab.probes import Probe, probes_of
+from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log
 from fedmpq.lab.workers import WorkerPool
+from fedmpq.method.protocol import Method
 from fedmpq.method.quantized_method import select_clients
-from fedmpq.method.recipe import QUANTIZED_METHODS
+from fedmpq.method.registry import MakesMethod, float_method, integer_method
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.calibration import MIN_SAMPLES
+from fedmpq.model.trace import initial_state
 
-LOG_NAME = "rounds.jsonl"
+if TYPE_CHECKING:
+    from torch import nn
 
-
-@dataclass(frozen=True)
-class Accuracies:
-    """Shares of the test set."""
-
-    accuracy: float
-    """Of the full-precision global model `W`."""
-    deployed: dict[str, float]
-    """By budget: the mean accuracy of the integer models its clients run; empty for float methods."""
-    mean_deployed: float
-    """Mean over all clients of the accuracy of the model their device runs."""
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What is reported after every round."""
-
-    round: int
-    accuracies: Accuracies | None
-    """None in a round whose model was not evaluated."""
-    loss: float
-    bytes_up: int
-    bytes_down: int
-    clients: tuple[int, ...]
-    bit_widths: tuple[int, ...]
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat, as a line of the log has it."""
-        record = asdict(self)
-        return {"round": record.pop("round"), **(record.pop("accuracies") or {}), **record}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> RoundResult:
-        rest = dict(record)
-        names = [field.name for field in fields(Accuracies)]
-        accuracies = Accuracies(**{name: rest.pop(name) for name in names}) if "accuracy" in rest else None
-        rest |= {name: tuple(rest[name]) for name in ("clients", "bit_widths")}
-        return cls(accuracies=accuracies, **rest)
+Sent = TypeVar("Sent", bound=Assignment | FloatAssignment)
+Returned = TypeVar("Returned", bound=Update | FloatUpdate)
 
 
 @dataclass(frozen=True)
@@ -97,18 +64,39 @@ class Prepared:
     test: Dataset
     parts: tuple[NDArray[np.int64], ...]
     start: Checkpoint
+    module: nn.Module | None = None
+    """The network itself where it was given and not named; clients that train in full precision need it."""
+    own_method: MakesMethod | None = None
+    """A class in place of the one that the experiment names."""
 
 
 def prepare(experiment: Experiment) -> Prepared:
     """Load and divide the data, trace the model, make the clients."""
-    train, test, parts = _data(experiment)
-    graph = make_graph(experiment, train)
+    return prepare_with(experiment, *load_data(experiment))
+
+
+def prepare_with(
+    experiment: Experiment,
+    train: Dataset,
+    test: Dataset,
+    module: nn.Module | None = None,
+    own_method: MakesMethod | None = None,
+) -> Prepared:
+    """The same with data that is loaded already, and perhaps a module or a method that has no name."""
+    parts = _parts(experiment, train)
+    network = module or seeded_module(experiment, len(train.class_names), train.image_shape[2])
+    graph = make_graph(experiment, train, network)
     clients = [
         ClientRecord(n, budget, len(part))
         for n, (budget, part) in enumerate(zip(experiment.budgets, parts, strict=True))
     ]
-    model = make_method(experiment, graph, len(train.class_names)).start(clients)
-    return Prepared(experiment, train, test, parts, Checkpoint(experiment, graph, model, train.class_names))
+    weights, side = initial_state(network, graph)
+    if experiment.trains_floats:
+        model = float_method(experiment, graph).start(weights, side, clients)
+    else:
+        model = integer_method(experiment, graph, own_method).start(weights, side, clients)
+    start = Checkpoint(experiment, graph, model, train.class_names)
+    return Prepared(experiment, train, test, parts, start, module, own_method)
 
 
 def reopen(folder: Path, rounds: int | None = None) -> Prepared:
@@ -120,7 +108,8 @@ def reopen(folder: Path, rounds: int | None = None) -> Prepared:
                 f"{folder} has done {checkpoint.model.round} rounds; rounds = {rounds} is fewer"
             )
         checkpoint = replace(checkpoint, experiment=replace(checkpoint.experiment, rounds=rounds))
-    train, test, parts = _data(checkpoint.experiment)
+    train, test = load_data(checkpoint.experiment)
+    parts = _parts(checkpoint.experiment, train)
     image, samples = checkpoint.graph.input, tuple(client.samples for client in checkpoint.model.clients)
     if (
         train.image_shape != (image.height, image.width, image.channels)
@@ -135,60 +124,42 @@ def reopen(folder: Path, rounds: int | None = None) -> Prepared:
 
 def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> list[RoundResult]:
     """All rounds that are left; results go to the folder's log, one JSON object a line."""
+    experiment, graph = prepared.experiment, prepared.start.graph
+    if experiment.trains_floats:
+        return _run(float_method(experiment, graph), prepared, folder, workers, listener)
+    method = integer_method(experiment, graph, prepared.own_method)
+    return _run(method, prepared, folder, workers, listener)
+
+
+def _run(
+    method: Method[Sent, Returned], prepared: Prepared, folder: Path, workers: int, listener: Listener
+) -> list[RoundResult]:
     experiment, checkpoint = prepared.experiment, prepared.start
     folder.mkdir(parents=True, exist_ok=True)
     results = logged_results(folder, checkpoint.model.round)
     save_checkpoint(folder, checkpoint)
-    _write_log(folder, experiment, results)
-    method = make_method(experiment, checkpoint.graph, len(checkpoint.class_names))
+    write_log(folder, experiment, results)
+    pool: WorkerPool[Sent, Returned]
     with WorkerPool(
-        experiment, checkpoint.graph, prepared.train, prepared.test, prepared.parts, workers
+        experiment,
+        checkpoint.graph,
+        prepared.train,
+        prepared.test,
+        prepared.parts,
+        workers,
+        prepared.module if experiment.trains_floats else None,
     ) as pool:
         model = checkpoint.model
         while model.round < experiment.rounds:
             model, result = _round(method, model, experiment, pool, listener)
             # The log first: a result without its checkpoint is cut off on resuming; the reverse is lost.
-            _append(folder / LOG_NAME, _log_line("round", result.to_dict()))
+            append_result(folder, result)
             save_checkpoint(folder, replace(checkpoint, model=model))
             results.append(result)
             listener(
                 Progress(model.round, experiment.rounds, len(result.clients), len(result.clients), result)
             )
     return results
-
-
-def read_log(folder: Path) -> list[RoundResult]:
-    """The results a run has logged, in order of rounds."""
-    path = folder / LOG_NAME
-    results: dict[int, RoundResult] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a line cut off by a crash; its round is not in the checkpoint and runs again
-        try:
-            if record.pop("type") == "round":
-                result = RoundResult.from_dict(record)
-                results[result.round] = result
-        except (AttributeError, LookupError, TypeError):
-            raise ExperimentError(f"{path}, line {number}: not a line of this version's log") from None
-    return [results[number] for number in sorted(results)]
-
-
-def logged_results(folder: Path, rounds_done: int) -> list[RoundResult]:
-    """The results of exactly the rounds that the checkpoint has."""
-    if rounds_done == 0:
-        return []
-    if not (folder / LOG_NAME).is_file():
-        raise ExperimentError(
-            f"{folder} has a checkpoint of round {rounds_done} but no {LOG_NAME}; bring it back"
-        )
-    kept = [result for result in read_log(folder) if result.round <= rounds_done]
-    if missing := sorted(set(range(1, rounds_done + 1)) - {result.round for result in kept}):
-        raise ExperimentError(
-            f"{folder / LOG_NAME} lacks round {missing[0]}, which the checkpoint has; bring it back"
-        )
-    return kept
 
 
 def load_data(experiment: Experiment) -> tuple[Dataset, Dataset]:
@@ -201,16 +172,20 @@ def load_data(experiment: Experiment) -> tuple[Dataset, Dataset]:
     )
 
 
-def _data(experiment: Experiment) -> tuple[Dataset, Dataset, tuple[NDArray[np.int64], ...]]:
-    train, test = load_data(experiment)
-    parts = dirichlet_partition(
-        train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES
+def _parts(experiment: Experiment, train: Dataset) -> tuple[NDArray[np.int64], ...]:
+    return tuple(
+        dirichlet_partition(
+            train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES
+        )
     )
-    return train, test, tuple(parts)
 
 
 def _round(
-    method: Method, model: GlobalModel, experiment: Experiment, pool: WorkerPool, listener: Listener
+    method: Method[Sent, Returned],
+    model: GlobalModel,
+    experiment: Experiment,
+    pool: WorkerPool[Sent, Returned],
+    listener: Listener,
 ) -> tuple[GlobalModel, RoundResult]:
     started = time.monotonic()
     number = model.round + 1
@@ -255,7 +230,10 @@ class Measured:
 
 
 def _calibrate(
-    method: Method, model: GlobalModel, pool: WorkerPool, clients: Sequence[ClientRecord]
+    method: Method[Sent, Returned],
+    model: GlobalModel,
+    pool: WorkerPool[Sent, Returned],
+    clients: Sequence[ClientRecord],
 ) -> Measured:
     """These clients measure the statistics of what they would run."""
     assignments = [method.calibration(model, client) for client in clients]
@@ -267,11 +245,16 @@ def _calibrate(
     )
 
 
-def _evaluate(method: Method, model: GlobalModel, experiment: Experiment, pool: WorkerPool) -> Accuracies:
-    probes = method.probes(model)
+def _evaluate(
+    method: Method[Sent, Returned],
+    model: GlobalModel,
+    experiment: Experiment,
+    pool: WorkerPool[Sent, Returned],
+) -> Accuracies:
+    probes = probes_of(method, model)
     shares = pool.accuracies(probes)
     deployed, mean = _deployed(probes, shares, model.clients)
-    return Accuracies(shares[0], deployed if experiment.method in QUANTIZED_METHODS else {}, mean)
+    return Accuracies(shares[0], {} if experiment.trains_floats else deployed, mean)
 
 
 def _deployed(
@@ -287,26 +270,3 @@ def _deployed(
         for budget in budgets
     }
     return by_budget, float(np.mean(list(of_client.values())))
-
-
-def _write_log(folder: Path, experiment: Experiment, results: Sequence[RoundResult]) -> None:
-    """Beside the old one, then renamed: a crash must not cost the rounds before."""
-    partial = folder / f".{LOG_NAME}.partial"
-    partial.unlink(missing_ok=True)
-    lines = [
-        _log_line("experiment", experiment.to_dict()),
-        *(_log_line("round", r.to_dict()) for r in results),
-    ]
-    _append(partial, "".join(lines))
-    partial.replace(folder / LOG_NAME)
-
-
-def _log_line(kind: str, record: dict[str, Any]) -> str:
-    return json.dumps({"type": kind, **record}, allow_nan=False) + "\n"
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

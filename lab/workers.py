@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,20 +17,32 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.exchange.messages import Calibration
+from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
+from fedmpq.exchange.messages import Assignment, Calibration, Update, unpack_layers
 from fedmpq.lab.experiment import Experiment
-from fedmpq.lab.methods import Method, Probe, Sent, Uploaded, make_method
+from fedmpq.lab.initial import seeded_module
+from fedmpq.lab.probes import IntegerProbe, Probe
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
 from fedmpq.training.engine import TrainingError
+from fedmpq.training.integer_trainer import IntegerTrainer
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedmpq.training.float_trainer import FloatTrainer
+
+Sent = TypeVar("Sent", bound=Assignment | FloatAssignment)
+Returned = TypeVar("Returned", bound=Update | FloatUpdate)
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -44,40 +57,69 @@ class _Setup:
 
     experiment: Experiment
     graph: bytes
+    module: nn.Module | None
+    """The network to train in full precision, unless the experiment names it."""
     class_names: tuple[str, ...]
     folder: str
     parts: tuple[NDArray[np.int64], ...]
 
 
-class _Worker:
-    """The state of one worker process."""
+class Worker:
+    """Trains clients and evaluates models, one task after the other."""
 
-    def __init__(self, setup: _Setup) -> None:
-        import torch
+    def __init__(
+        self,
+        experiment: Experiment,
+        graph: Graph,
+        train: Dataset,
+        test: Dataset,
+        parts: Sequence[NDArray[np.int64]],
+        module: nn.Module | None = None,
+    ) -> None:
+        self._experiment = experiment
+        self._graph = graph
+        self._train, self._test, self._parts = train, test, parts
+        self._module = module
+        self._integers = IntegerTrainer(graph, experiment.engine)
 
-        torch.set_num_threads(1)
-        graph = Graph.from_bytes(setup.graph)
-        self.method: Method = make_method(setup.experiment, graph, len(setup.class_names))
-        self.train_data = _load(setup, "train")
-        self.test_data = _load(setup, "test")
-        self.parts = setup.parts
+    @cached_property
+    def _floats(self) -> FloatTrainer:
+        from fedmpq.training.float_trainer import FloatTrainer
 
-    def train(self, assignment: Sent) -> Uploaded:
-        data = self.train_data.subset(self.parts[assignment.client])
+        classes, channels = len(self._train.class_names), self._graph.input.channels
+        return FloatTrainer(self._graph, self._module or seeded_module(self._experiment, classes, channels))
+
+    def train(self, assignment: Assignment | FloatAssignment) -> Update | FloatUpdate:
+        data = self._train.subset(self._parts[assignment.client])
         try:
-            return self.method.train(assignment, data)
+            if isinstance(assignment, FloatAssignment):
+                return self._floats.train(assignment, data)
+            return self._integers.train(assignment, data)
         except TrainingError as error:
             raise TrainingError(f"client {assignment.client}, round {assignment.round}: {error}") from None
 
-    def measure(self, assignment: Sent) -> Calibration:
-        return self.method.measure(assignment, self.train_data.subset(self.parts[assignment.client]))
+    def measure(self, assignment: Assignment | FloatAssignment) -> Calibration:
+        data = self._train.subset(self._parts[assignment.client])
+        if isinstance(assignment, FloatAssignment):
+            return self._floats.measure(assignment, data)
+        return self._integers.measure(assignment, data)
 
     def accuracy(self, probe: Probe) -> float:
-        predicted = self.method.logits(probe, self.test_data.images).argmax(axis=1)
-        return float(np.mean(predicted == self.test_data.labels))
+        predicted = self._logits(probe).argmax(axis=1)
+        return float(np.mean(predicted == self._test.labels))
+
+    def _logits(self, probe: Probe) -> NDArray[np.float32]:
+        from fedmpq.training.torch_engine import full_precision_logits
+
+        graph, images = self._graph, self._test.images
+        if isinstance(probe, IntegerProbe):
+            return DeployedModel(graph, unpack_layers(graph, probe.layers), probe.side).logits(images)
+        if self._experiment.trains_floats:
+            return self._floats.logits(probe.weights, probe.side, images)
+        return full_precision_logits(graph, probe.weights, probe.side, images)
 
 
-_worker: _Worker | Exception | None = None
+_worker: Worker | Exception | None = None
 
 
 def _start(setup: _Setup) -> None:
@@ -88,10 +130,19 @@ def _start(setup: _Setup) -> None:
     np.seterr(over="ignore", invalid="ignore")
     threading.Thread(target=_follow_parent, args=(setup.folder,), daemon=True).start()
     try:
-        _worker = _Worker(setup)
+        _worker = _made(setup)
     except Exception as error:
         # The pool would tell of a worker that died, and not of what: keep it for the first task.
         _worker = error
+
+
+def _made(setup: _Setup) -> Worker:
+    import torch
+
+    torch.set_num_threads(1)
+    graph = Graph.from_bytes(setup.graph)
+    train, test = _load(setup, "train"), _load(setup, "test")
+    return Worker(setup.experiment, graph, train, test, setup.parts, setup.module)
 
 
 def _follow_parent(folder: str) -> None:
@@ -103,11 +154,11 @@ def _follow_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _train(assignment: Sent) -> Uploaded:
+def _train(assignment: Assignment | FloatAssignment) -> Update | FloatUpdate:
     return _ready().train(assignment)
 
 
-def _measure(assignment: Sent) -> Calibration:
+def _measure(assignment: Assignment | FloatAssignment) -> Calibration:
     return _ready().measure(assignment)
 
 
@@ -115,14 +166,14 @@ def _accuracy(probe: Probe) -> float:
     return _ready().accuracy(probe)
 
 
-def _ready() -> _Worker:
+def _ready() -> Worker:
     assert _worker is not None
     if isinstance(_worker, Exception):
         raise _worker
     return _worker
 
 
-class WorkerPool:
+class WorkerPool(Generic[Sent, Returned]):
     """Runs clients and evaluations in parallel; a context manager."""
 
     def __init__(
@@ -133,16 +184,19 @@ class WorkerPool:
         test: Dataset,
         parts: Sequence[NDArray[np.int64]],
         workers: int,
+        module: nn.Module | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fedmpq-")
         _save(Path(self._folder.name), "train", train)
         _save(Path(self._folder.name), "test", test)
-        setup = _Setup(experiment, graph.to_bytes(), train.class_names, self._folder.name, tuple(parts))
+        setup = _Setup(
+            experiment, graph.to_bytes(), module, train.class_names, self._folder.name, tuple(parts)
+        )
         self._pool = ProcessPoolExecutor(
             workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start, initargs=(setup,)
         )
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> WorkerPool[Sent, Returned]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,11 +208,12 @@ class WorkerPool:
             process.join()
         self._folder.cleanup()
 
-    def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+    def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
         """Updates as they are ready."""
         with _worker_errors():
             for future in as_completed(self._submit(_train, assignments)):
-                yield future.result()
+                # Whoever is sent codes gives back codes, and floats floats; a process boundary has no types.
+                yield cast("Returned", future.result())
 
     def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
         """The statistics that each client measures, in order."""
@@ -173,7 +228,7 @@ class WorkerPool:
     def _submit(self, function: Callable[[S], T], tasks: Iterable[S]) -> list[Future[T]]:
         # Processes start here, when they are first needed. They inherit the mask, so that Ctrl-C cannot reach
         # one before it has said that it ignores it.
-        with _blocked(signal.SIGINT):
+        with _blocked(signal.SIGINT), _main_hidden():
             return [self._pool.submit(function, task) for task in tasks]
 
 
@@ -184,6 +239,19 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """A spawned process would import the program's main file again, which would start all over in a script
+    that calls `fedmpq.simulate` without a guard; workers need nothing of it."""
+    names = vars(sys.modules["__main__"])
+    hidden = {name: names.pop(name, None) for name in ("__file__", "__spec__")}
+    names["__spec__"] = None
+    try:
+        yield
+    finally:
+        names.update({name: value for name, value in hidden.items() if value is not None})
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Pure functions of the global model, so that the server, a simulation, and a repl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -33,7 +33,7 @@ from fedmpq.method.aggregate import (
 )
 from fedmpq.method.pruning_growing import deal_best, deal_paper
 from fedmpq.method.recipe import Recipe
-from fedmpq.method.state import ClientRecord, GlobalModel
+from fedmpq.method.state import ClientRecord, Deployment, GlobalModel
 from fedmpq.model.batch_statistics import quantized_statistics, unquantized_statistics
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, measure, statistics_names
 from fedmpq.model.graph import Graph
@@ -116,18 +116,11 @@ class RoundQuantizer:
         return np.array(rows, dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Deployment:
-    """One model that devices run, and whose they are."""
-
-    clients: tuple[ClientRecord, ...]
-    widths: tuple[int, ...]
-    layers: Layers
-    side: Side
-
-
 class QuantizedMethod:
-    """One run of a recipe on a graph."""
+    """FedMPQ, AQFL, FPQ8 and the ablations: one run of a recipe on a graph.
+
+    A method of one's own may be a subclass with another `deal` or `merge`.
+    """
 
     def __init__(self, graph: Graph, recipe: Recipe, seed: int) -> None:
         self.graph = graph
@@ -135,9 +128,7 @@ class QuantizedMethod:
         self.seed = seed
         self._quantizers: list[RoundQuantizer] = []
 
-    def start(
-        self, weights: Weights, side: dict[str, NDArray[np.float32]], clients: Sequence[ClientRecord]
-    ) -> GlobalModel:
+    def start(self, weights: Weights, side: Side, clients: Sequence[ClientRecord]) -> GlobalModel:
         """The model before the first round; every layer starts from the clients' mean budget."""
         budgets = [self._bits(c) for c in clients]
         mean_budget = float(np.dot(participation_weights(budgets, [c.samples for c in clients]), budgets))

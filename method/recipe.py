@@ -75,6 +75,8 @@ def fpq8(profile: Profile, plan: TrainingPlan) -> Recipe:
 
 
 QUANTIZED_METHODS = ("fedmpq", "aqfl", "fpq8")
+FLOAT_METHODS = ("fp32", "fedpaq", "uveqfed")
+METHODS = QUANTIZED_METHODS + FLOAT_METHODS
 
 Ablation = tuple[bool, bool, bool]
 ABLATIONS: dict[str, Ablation] = {
@@ -106,10 +108,9 @@ def ablated(profile: Profile, plan: TrainingPlan, name: str) -> Recipe:
 def make_recipe(method: str, profile: Profile, ablation: str, plan: TrainingPlan, **overrides: Any) -> Recipe:
     """The recipe of a method's name; `overrides` are fields of Recipe, None for the profile's own choice.
 
-    An ablation and a deal are FedMPQ's to choose: they are what the other methods are.
+    An ablation and a deal are FedMPQ's to choose: they are what the other methods are. A method of one's own
+    starts from FedMPQ's recipe.
     """
-    if method == "fedmpq":
-        recipe = ablated(profile, plan, ablation)
-    else:
-        recipe = {"aqfl": aqfl, "fpq8": fpq8}[method](profile, plan)
+    others = {"aqfl": aqfl, "fpq8": fpq8}
+    recipe = others[method](profile, plan) if method in others else ablated(profile, plan, ablation)
     return replace(recipe, **{name: value for name, value in overrides.items() if value is not None})

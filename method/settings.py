@@ -12,11 +12,14 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from fedmpq.exchange.float_messages import Compression
 from fedmpq.exchange.messages import PlanError, TrainingPlan
+from fedmpq.method.float_method import FloatRecipe
 from fedmpq.method.recipe import (
     ABLATIONS,
+    FLOAT_METHODS,
+    METHODS,
     PROFILES,
-    QUANTIZED_METHODS,
     Deal,
     Merge,
     Profile,
@@ -32,6 +35,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_COMPRESSIONS: dict[str, Compression] = {"fp32": "none", "fedpaq": "fedpaq", "uveqfed": "uveqfed"}
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -41,7 +45,6 @@ class MethodSettings:
 
     error: ClassVar[type[ValueError]]
     """Raised for a setting that is unknown, missing or out of range."""
-    methods: ClassVar[tuple[str, ...]] = QUANTIZED_METHODS
 
     model: str = "resnet20"
     method: str = "fedmpq"
@@ -93,7 +96,9 @@ class MethodSettings:
             raise self.error(str(error)) from None
 
     def _check_words(self) -> None:
-        self._check_choice("method", self.method, self.methods)
+        # One of its own is a class, named as "package.module:Class"; it is loaded when a run begins.
+        if ":" not in self.method:
+            self._check_choice("method", self.method, METHODS)
         self._check_choice("profile", self.profile, PROFILES)
         self._check_choice("ablation", self.ablation, tuple(ABLATIONS))
         choices: tuple[tuple[str, Any], ...] = (
@@ -109,7 +114,7 @@ class MethodSettings:
         # An ablation and a deal are FedMPQ's to choose; they are what the other methods are.
         for name, plain in (("ablation", "all"), ("deal", None)):
             value = getattr(self, name)
-            if self.method != "fedmpq" and value != plain:
+            if self.method in METHODS and self.method != "fedmpq" and value != plain:
                 raise self.error(f"{name} = {value!r} goes with method fedmpq, not with {self.method}")
         self._check_best()
 
@@ -158,7 +163,22 @@ class MethodSettings:
 
     @property
     def _is_best(self) -> bool:
-        return self.profile == "best" and self.method in QUANTIZED_METHODS
+        return self.profile == "best" and not self.trains_floats
+
+    @property
+    def trains_floats(self) -> bool:
+        """Whether clients train in full precision, not integer codes."""
+        return self.method in FLOAT_METHODS
+
+    def float_recipe(self) -> FloatRecipe:
+        """The recipe of a method that trains in full precision."""
+        return FloatRecipe(
+            compression=_COMPRESSIONS[self.method],
+            averaging=self.averaging or 0.0,
+            statistics="calibrated" if self.calibrates else "averaged",
+            plan=self.plan(),
+            schedule=self.rates(),
+        )
 
     def recipe(self) -> Recipe:
         """The recipe of a quantized method, with the settings that override its profile's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedmpq.model.quantized import Side, Weights
+from fedmpq.model.quantized import Layers, Side, Weights
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,13 @@ class GlobalModel:
         if self.average is None:
             return replace(self, side=side)
         return replace(self, average=replace(self.average, side=side))
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One model that devices run, and whose they are."""
+
+    clients: tuple[ClientRecord, ...]
+    widths: tuple[int, ...]
+    layers: Layers
+    side: Side

@@ -51,7 +51,8 @@ class DeployedModel:
 
     def predict(self, images: NDArray[np.uint8], *, threads: int = 1) -> NDArray[np.int64]:
         """The label of each image; `class_names` has what they are called."""
-        return self.logits(images, threads=threads).argmax(axis=1)
+        labels: NDArray[np.int64] = self.logits(images, threads=threads).argmax(axis=1)
+        return labels
 
     def accuracy(
         self, images: NDArray[np.uint8], labels: NDArray[np.integer[Any]], *, threads: int = 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq.data.dataset import MAX_CLASSES, Dataset, load, splits
+from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.start import ImageFormat
@@ -69,6 +70,12 @@ class RunConfig(MethodSettings):
         super().__post_init__()
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"name = {self.name!r}: letters, digits and '_.-', at most 64, please")
+        if self.trains_floats:
+            raise ConfigError(
+                f"method = {self.method!r} trains in full precision, for which boards have no engine: theirs "
+                f"train integer codes; serve one of {', '.join(QUANTIZED_METHODS)}, and compare with "
+                f"{self.method} in `fedmpq simulate`"
+            )
         for wanted in self.export:
             self._check_choice("export", wanted, FORMATS)
         self._check_numbers()

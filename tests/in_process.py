@@ -9,10 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.exchange.messages import Calibration
+from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
+from fedmpq.exchange.messages import Assignment, Calibration, Update
 from fedmpq.lab.experiment import Experiment
-from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
+from fedmpq.lab.probes import Probe
+from fedmpq.lab.workers import Worker
 from fedmpq.model.graph import Graph
+
+Sent = Assignment | FloatAssignment
+Returned = Update | FloatUpdate
 
 
 class InProcessPool:
@@ -26,9 +31,9 @@ class InProcessPool:
         test: Dataset,
         parts: Sequence[NDArray[np.int64]],
         workers: int,
+        module: torch.nn.Module | None = None,
     ) -> None:
-        self._method = make_method(experiment, graph, len(train.class_names))
-        self._train, self._test, self._parts = train, test, parts
+        self._worker = Worker(experiment, graph, train, test, parts, module)
         self._threads = torch.get_num_threads()
 
     def __enter__(self) -> InProcessPool:
@@ -39,16 +44,12 @@ class InProcessPool:
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self._threads)
 
-    def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+    def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
         for assignment in reversed(list(assignments)):
-            yield self._method.train(assignment, self._train.subset(self._parts[assignment.client]))
+            yield self._worker.train(assignment)
 
     def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
-        return [
-            self._method.measure(assignment, self._train.subset(self._parts[assignment.client]))
-            for assignment in assignments
-        ]
+        return [self._worker.measure(assignment) for assignment in assignments]
 
     def accuracies(self, probes: Iterable[Probe]) -> list[float]:
-        predicted = [self._method.logits(probe, self._test.images).argmax(axis=1) for probe in probes]
-        return [float(np.mean(guess == self._test.labels)) for guess in predicted]
+        return [self._worker.accuracy(probe) for probe in probes]

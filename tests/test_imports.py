@@ -32,8 +32,8 @@ HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "executorch", "pandas"}
 ON_THE_BOARD = {"proto", "kernels", "edge_client", "exchange", "training"}
 LAZY_TORCH = {"model", "data", "system"}
 LAZILY = {"torch", "torchvision"}
-# The torch engine is the readable reference for researchers' machines; only its own name loads it.
-TORCH_ENGINE = {"training/torch_engine.py", "training/torch_ops.py"}
+# For machines of researchers: the readable reference engine, and training in full precision.
+TORCH_ENGINE = {"training/torch_engine.py", "training/torch_ops.py", "training/float_trainer.py"}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from PIL import Image
 from fedmpq.cli.main import main
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
-from fedmpq.lab.simulation import LOG_NAME, read_log
+from fedmpq.lab.round_log import LOG_NAME, read_log
 from fedmpq.method.schedule import Schedule
 from tests.in_process import InProcessPool
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from fedmpq.data.named import load_named
-from fedmpq.exchange.messages import unpack_layers
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import make_experiment
-from fedmpq.lab.methods import make_method
 from fedmpq.lab.simulation import Prepared, prepare, run
 from fedmpq.method.recipe import Statistics
+from fedmpq.method.registry import integer_method
 from fedmpq.model import integer_forward
 from fedmpq.model.calibration import measure
 from fedmpq.model.integer_program import compile_program
@@ -84,13 +83,12 @@ def re_estimated(prepared: Prepared, folder: Path) -> dict[str, float]:
     order = np.random.default_rng(1).permutation(len(images))
     batches = [images[order[i : i + CENTRAL_BATCH]] for i in range(0, len(order), CENTRAL_BATCH)]
     found: dict[str, float] = {}
-    for probe in make_method(checkpoint.experiment, graph, 10).probes(checkpoint.model)[1:]:
-        assert probe.layers is not None
-        layers = unpack_layers(graph, probe.layers)
-        side = {**probe.side, **measure(graph, layers, probe.side, batches)}
-        logits = integer_forward.logits(compile_program(graph, layers, side), test.images)
-        (client,) = probe.clients
-        budget = f"{prepared.experiment.budgets[client]:g}"
+    method, model = integer_method(checkpoint.experiment, graph), checkpoint.model
+    for each in method.deployments(model, model.clients):
+        side = {**each.side, **measure(graph, each.layers, each.side, batches)}
+        logits = integer_forward.logits(compile_program(graph, each.layers, side), test.images)
+        (client,) = each.clients
+        budget = f"{client.budget:g}"
         found[budget] = float(np.mean(logits.argmax(axis=1) == test.labels))
     return found
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.lab.experiment import (
-    METHODS,
     PAPER_BUDGETS,
     Experiment,
     ExperimentError,
@@ -23,6 +22,7 @@ from fedmpq.lab.experiment import (
 )
 from fedmpq.method.recipe import (
     ABLATIONS,
+    METHODS,
     PROFILES,
     QUANTIZED_METHODS,
     Statistics,

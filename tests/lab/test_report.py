@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedmpq.lab import report
 from fedmpq.lab.report import Summary
-from fedmpq.lab.simulation import Accuracies, RoundResult
+from fedmpq.lab.round_log import Accuracies, RoundResult
 
 LAYERS = ["conv1", "layer1.0.conv1", "fc"]
 

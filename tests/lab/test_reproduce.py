@@ -27,8 +27,8 @@ from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.paper_tables import DATA_SETS, ON_REQUEST, TABLES
 from fedmpq.lab.reproduce_command import cell_name, make_plan
+from fedmpq.lab.round_log import LOG_NAME, RoundResult, read_log
 from fedmpq.lab.scales import SCALES, Cut, Scale
-from fedmpq.lab.simulation import LOG_NAME, RoundResult, read_log
 from fedmpq.lab.stored_data import store_data
 from tests.in_process import InProcessPool
 

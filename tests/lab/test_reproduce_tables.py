@@ -25,8 +25,8 @@ from fedmpq.lab.paper_tables import (
     narrowed,
 )
 from fedmpq.lab.report import Summary
+from fedmpq.lab.round_log import Accuracies, RoundResult
 from fedmpq.lab.scales import SCALE_NAMES, SCALES, TAIL
-from fedmpq.lab.simulation import Accuracies, RoundResult
 from fedmpq.lab.tables_report import Mean, Score
 
 CIFAR10, CIFAR100, TINY = DATA_SETS

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
 from fedmpq.exchange.messages import (
     Assignment,
     Calibration,
@@ -23,24 +24,16 @@ from fedmpq.exchange.messages import (
     rounded_side,
 )
 from fedmpq.lab import simulation
-from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
+from fedmpq.lab.checkpoint import FILE_NAME, Checkpoint, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
-from fedmpq.lab.methods import Probe, Sent, Uploaded, make_method
 from fedmpq.lab.partition import PartitionError
-from fedmpq.lab.simulation import (
-    LOG_NAME,
-    Accuracies,
-    Prepared,
-    Progress,
-    RoundResult,
-    prepare,
-    read_log,
-    reopen,
-    run,
-)
+from fedmpq.lab.probes import FullProbe, IntegerProbe, Probe, probes_of
+from fedmpq.lab.round_log import LOG_NAME, Accuracies, RoundResult, read_log
+from fedmpq.lab.simulation import Prepared, Progress, prepare, reopen, run
 from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
 from fedmpq.method.archive import Tensors
 from fedmpq.method.recipe import ABLATIONS
+from fedmpq.method.registry import float_method, integer_method
 from fedmpq.method.schedule import Schedule
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model import zoo
@@ -49,7 +42,7 @@ from fedmpq.model.quantized import average_bits
 from fedmpq.model.zoo import ModelError
 from fedmpq.training.engine import TrainingError, engine_names
 from fedmpq.training.local_round import require_finite
-from tests.in_process import InProcessPool
+from tests.in_process import InProcessPool, Returned, Sent
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -92,16 +85,21 @@ def assert_same_model(one: GlobalModel, other: GlobalModel) -> None:
     assert all(tensor.tobytes() == yours[name].tobytes() for name, tensor in mine.items())
 
 
+def probes(checkpoint: Checkpoint) -> list[Probe]:
+    if checkpoint.experiment.trains_floats:
+        return probes_of(float_method(checkpoint.experiment, checkpoint.graph), checkpoint.model)
+    return probes_of(integer_method(checkpoint.experiment, checkpoint.graph), checkpoint.model)
+
+
 def assert_same_run(one: Path, other: Path) -> None:
     """The model, its average and what every device runs to the bit, and the same log but for the clock."""
     mine, yours = load_checkpoint(one), load_checkpoint(other)
     assert mine.experiment == yours.experiment
     assert_same_model(mine.model, yours.model)
-    probes = [make_method(c.experiment, c.graph, len(c.class_names)).probes(c.model) for c in (mine, yours)]
-    for left, right in zip(*probes, strict=True):
+    for left, right in zip(probes(mine), probes(yours), strict=True):
         assert left.clients == right.clients
-        for name, layer in (left.layers or {}).items():
-            assert right.layers is not None
+        for name, layer in (left.layers if isinstance(left, IntegerProbe) else {}).items():
+            assert isinstance(right, IntegerProbe)
             assert layer.planes.tobytes() == right.layers[name].planes.tobytes()
         assert all(tensor.tobytes() == right.side[name].tobytes() for name, tensor in left.side.items())
     assert without_time(read_log(one)) == without_time(read_log(other))
@@ -157,6 +155,7 @@ def pool() -> Iterator[WorkerPool]:
     """One worker that is going to be killed."""
     prepared = prepare(small())
     parts = (prepared.experiment, prepared.start.graph, prepared.train, prepared.test, prepared.parts)
+    pool: WorkerPool[Assignment, Update]
     with WorkerPool(*parts, 1) as pool:
         yield pool
 
@@ -167,7 +166,7 @@ def processes(pool: WorkerPool) -> list[int]:
 
 def test_a_killed_worker_is_an_error_and_no_hang(pool: WorkerPool) -> None:
     prepared = prepare(small())
-    method = make_method(prepared.experiment, prepared.start.graph, len(prepared.train.class_names))
+    method = integer_method(prepared.experiment, prepared.start.graph)
     assignments = [method.assign(prepared.start.model, client) for client in prepared.start.model.clients]
     updates = pool.train(assignments)
     assert next(updates).client in range(4)
@@ -182,7 +181,7 @@ def test_a_killed_worker_is_an_error_and_no_hang(pool: WorkerPool) -> None:
     with pytest.raises(WorkerError, match="a worker process died"):
         list(pool.train(assignments))
     with pytest.raises(WorkerError, match="a worker process died"):
-        pool.accuracies(method.probes(prepared.start.model))
+        pool.accuracies(probes(prepared.start))
 
 
 def test_a_run_that_diverges_ends_with_one_error_and_its_last_good_round(
@@ -204,7 +203,8 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     prepared = prepare(small(method="fp32"))
     gone = replace(prepared.experiment, model="no_such_module_at_all:build")
     parts = (gone, prepared.start.graph, prepared.train, prepared.test, prepared.parts)
-    probe = Probe((), prepared.start.model.side, weights=prepared.start.model.weights)
+    probe = FullProbe(prepared.start.model.weights, prepared.start.model.side)
+    pool: WorkerPool[FloatAssignment, FloatUpdate]
     with (
         WorkerPool(*parts, 1) as pool,
         pytest.raises(ModelError, match=r"no_such_module.*cannot be imported"),
@@ -336,7 +336,7 @@ def test_rates_of_a_run_that_goes_on_are_those_of_its_new_length(
     rates: list[float] = []
 
     class Pool(InProcessPool):
-        def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+        def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
             sent = list(assignments)
             assert all(isinstance(one, Assignment) for one in sent)
             rates.extend({one.plan.learning_rate for one in sent if isinstance(one, Assignment)})
@@ -503,7 +503,7 @@ class CountingPool(InProcessPool):
     trained: ClassVar[list[tuple[list[int], int, int]]] = []
     calibrated: ClassVar[list[tuple[list[int], int, int]]] = []
 
-    def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+    def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
         sent = list(assignments)
         found = list(super().train(sent))
         self.trained.append(_counted(sent, found))
@@ -517,7 +517,8 @@ class CountingPool(InProcessPool):
 
 
 def _counted(
-    sent: Sequence[Sent], found: Sequence[Uploaded] | Sequence[Calibration]
+    sent: Sequence[Sent],
+    found: Sequence[Returned] | Sequence[Calibration],
 ) -> tuple[list[int], int, int]:
     return [one.client for one in sent], sum(one.nbytes for one in sent), sum(one.nbytes for one in found)
 
@@ -582,7 +583,7 @@ def test_the_loss_does_not_depend_on_who_is_ready_first(
     class Pool(InProcessPool):
         backwards = False
 
-        def train(self, assignments: Iterable[Sent]) -> Iterator[Uploaded]:
+        def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
             sent = list(assignments)
             for update in super().train(sent[::-1] if self.backwards else sent):
                 assert isinstance(update, Update)
@@ -599,19 +600,19 @@ def test_the_loss_does_not_depend_on_who_is_ready_first(
 
 def test_devices_of_one_budget_are_averaged_and_others_run_w() -> None:
     clients = [ClientRecord(n, budget, 5) for n, budget in enumerate((2.0, 4.0, 4.0, 2.5))]
-    probes = [Probe((), {}), Probe((1,), {}), Probe((0, 2), {})]
-    by_budget, mean = simulation._deployed(probes, [0.9, 0.5, 0.3], clients)
+    made: list[Probe] = [FullProbe({}, {}), IntegerProbe({}, {}, (1,)), IntegerProbe({}, {}, (0, 2))]
+    by_budget, mean = simulation._deployed(made, [0.9, 0.5, 0.3], clients)
     assert by_budget == pytest.approx({"2": 0.3, "2.5": 0.9, "4": 0.4})
     assert mean == pytest.approx((0.3 + 0.5 + 0.3 + 0.9) / 4)
 
 
 def test_each_assignment_is_evaluated_once() -> None:
     prepared = prepare(small(method="aqfl"))
-    method = make_method(prepared.experiment, prepared.start.graph, 10)
-    probes = method.probes(prepared.start.model)
-    assert [probe.clients for probe in probes] == [(), (0,), (1, 2), (3,)]
-    assert probes[0].weights is prepared.start.model.weights
-    assert all(probe.layers is not None for probe in probes[1:])
+    first, *others = probes(prepared.start)
+    assert isinstance(first, FullProbe)
+    assert first.weights is prepared.start.model.weights
+    assert [probe.clients for probe in others] == [(0,), (1, 2), (3,)]
+    assert all(isinstance(probe, IntegerProbe) for probe in others)
 
 
 def test_clients_share_the_data_and_all_of_it() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.method.compression import PayloadError, UpdateError, flat_uniforms, flat_update
+from fedmpq.exchange.compression import PayloadError, UpdateError, flat_uniforms, flat_update
 
 MIN_BITS = 1
 MAX_BITS = 8

@@ -12,19 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 from fedmpq.data.dataset import Dataset
+from fedmpq.exchange import fedpaq, uveqfed
+from fedmpq.exchange.compression import UpdateError
+from fedmpq.exchange.float_messages import ExactChanges, FedPAQChanges, FloatUpdate, UVeQFedChanges
 from fedmpq.lab.experiment import Experiment, make_experiment
-from fedmpq.lab.float_method import (
-    FLOAT_SIMULATIONS,
-    FloatSimulation,
-    FloatUpdate,
-    send_exact,
-    send_fedpaq,
-    send_uveqfed,
-)
 from fedmpq.lab.initial import make_graph, seeded_module
-from fedmpq.lab.methods import Probe, make_method
-from fedmpq.method import fedpaq, uveqfed
-from fedmpq.method.compression import UpdateError
+from fedmpq.method.float_method import FloatMethod
+from fedmpq.method.recipe import FLOAT_METHODS
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model import zoo
 from fedmpq.model.calibration import calibration_batches
@@ -33,6 +27,7 @@ from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.model.trace import initial_state
 from fedmpq.training.engine import TrainingError
+from fedmpq.training.float_trainer import FloatTrainer
 from fedmpq.training.local_round import batches
 
 CLASSES = ("a", "b", "c")
@@ -91,11 +86,21 @@ def experiment(method: str = "fp32", **changes: object) -> Experiment:
     return make_experiment({"data": "digits", "method": method, **settings, **changes})
 
 
-def simulation(data: Dataset, method: str = "fp32", **changes: object) -> tuple[FloatSimulation, GlobalModel]:
-    made = experiment(method, **changes)
-    simulated = make_method(made, graph_of(data), len(CLASSES))
-    assert isinstance(simulated, FloatSimulation)
-    return simulated, simulated.start(CLIENTS)
+class Simulated(FloatMethod, FloatTrainer):
+    """Server and clients in one."""
+
+    def __init__(self, made: Experiment, graph: Graph) -> None:
+        FloatMethod.__init__(self, graph, made.float_recipe(), made.seed)
+        self.network = seeded_module(made, len(CLASSES), graph.input.channels)
+        FloatTrainer.__init__(self, graph, self.network)
+
+    def first(self) -> GlobalModel:
+        return self.start(*initial_state(self.network, self.graph), CLIENTS)
+
+
+def simulation(data: Dataset, method: str = "fp32", **changes: object) -> tuple[Simulated, GlobalModel]:
+    simulated = Simulated(experiment(method, **changes), graph_of(data))
+    return simulated, simulated.first()
 
 
 _graphs: dict[str, Graph] = {}
@@ -108,8 +113,12 @@ def graph_of(data: Dataset) -> Graph:
     return _graphs["network"]
 
 
-def updates_of(simulated: FloatSimulation, model: GlobalModel, data: Dataset) -> list[FloatUpdate]:
+def updates_of(simulated: Simulated, model: GlobalModel, data: Dataset) -> list[FloatUpdate]:
     return [simulated.train(simulated.assign(model, c), data.subset(PARTS[c.client])) for c in model.clients]
+
+
+def decoded(update: FloatUpdate, seed: int = 0) -> Weights:
+    return update.changes.decoded(Draws(seed, update.client, update.round))
 
 
 def assert_same(one: Weights | Side, other: Weights | Side) -> None:
@@ -156,7 +165,7 @@ def test_fp32_is_fedavg(data: Dataset) -> None:
     updates = updates_of(simulated, model, data)
     expected = [plain_sgd(model, data, client) for client in range(3)]
     for update, (weights, side, loss) in zip(updates, expected, strict=True):
-        assert_same(update.deltas, {name: weights[name] - model.weights[name] for name in weights})
+        assert_same(decoded(update), {name: weights[name] - model.weights[name] for name in weights})
         assert_same(update.side, side)
         assert update.loss == pytest.approx(loss)
     merged = simulated.merge(model, updates)
@@ -197,7 +206,7 @@ def test_a_task_depends_on_nothing_but_itself(data: Dataset, method: str) -> Non
     torch.manual_seed(1)
     alone, _ = simulation(data, method)
     again = alone.train(alone.assign(model, model.clients[2]), data.subset(PARTS[2]))
-    assert_same(first.deltas, again.deltas)
+    assert_same(decoded(first), decoded(again))
     assert_same(first.side, again.side)
     assert (first.loss, first.nbytes) == (again.loss, again.nbytes)
 
@@ -218,15 +227,14 @@ def test_rounds_seeds_and_clients_draw_their_own(data: Dataset) -> None:
     other = simulated.train(simulated.assign(model, CLIENTS[1]), data.subset(PARTS[0]))
     seeded, _ = simulation(data, seed=9)
     sown = seeded.train(seeded.assign(model, CLIENTS[0]), data.subset(PARTS[0]))
-    assert len({update.deltas["fc"].tobytes() for update in (base, later, other, sown)}) == 4
+    found = [decoded(base), decoded(later), decoded(other), decoded(sown, seed=9)]
+    assert len({change["fc"].tobytes() for change in found}) == 4
 
 
 def test_the_model_on_the_devices_is_w(data: Dataset) -> None:
     simulated, model = simulation(data)
-    (probe,) = simulated.probes(model)
-    assert probe.clients == ()
-    assert_same(probe.weights or {}, model.weights)
-    logits = simulated.logits(probe, data.images)
+    assert simulated.deployments(model, CLIENTS) == []
+    logits = simulated.logits(model.weights, model.side, data.images)
     assert logits.shape == (40, 3)
     module = seeded_module(experiment(), 3, 1).eval()
     image = graph_of(data).input
@@ -237,7 +245,8 @@ def test_the_model_on_the_devices_is_w(data: Dataset) -> None:
     # Evaluating between two trainings changes neither.
     update = simulated.train(simulated.assign(model, CLIENTS[0]), data.subset(PARTS[0]))
     assert_same(update.side, updates_of(simulated, model, data)[0].side)
-    assert simulated.logits(probe, data.images).tobytes() == logits.tobytes()
+    again = simulated.logits(model.weights, model.side, data.images)
+    assert again.tobytes() == logits.tobytes()
 
 
 @pytest.mark.parametrize("method", ["fp32", "fedpaq", "uveqfed"])
@@ -250,17 +259,17 @@ def test_devices_run_the_moving_average_where_one_is_asked_for(data: Dataset, me
     without = plain.merge(replace(first, average=None), updates_of(plain, first, data))
     assert_same(second.weights, without.weights)
     assert_same(second.side, without.side)
-    (probe,), (last,) = simulated.probes(second), plain.probes(without)
-    assert probe.weights is not None
+    final, last = second.final, without.final
     for mean, newer, older in (
-        (probe.weights, second.weights, first.weights),
-        (probe.side, second.side, first.side),
+        (final.weights, second.weights, first.weights),
+        (final.side, second.side, first.side),
     ):
         assert mean.keys() == newer.keys()
         for name, tensor in mean.items():
             assert tensor == pytest.approx((newer[name] + 0.25 * older[name]) / 1.25, rel=1e-5, abs=1e-6)
-    assert_same(last.weights or {}, second.weights)
-    assert simulated.logits(probe, data.images).tobytes() != plain.logits(last, data.images).tobytes()
+    assert_same(last.weights, second.weights)
+    averaged = simulated.logits(final.weights, final.side, data.images)
+    assert averaged.tobytes() != plain.logits(last.weights, last.side, data.images).tobytes()
 
 
 # Codecs
@@ -276,28 +285,28 @@ def changes(*shapes: tuple[int, ...]) -> Weights:
 
 def test_fp32_sends_the_change_itself() -> None:
     sent = changes((8, 25), (3, 7))
-    decoded, nbytes = send_exact(sent, 2.0, Draws(0, 1, 1))
-    assert_same(decoded, sent)
-    assert nbytes == 4 * (8 * 25 + 3 * 7)
+    made = ExactChanges(sent)
+    assert_same(made.decoded(Draws(0, 1, 1)), sent)
+    assert made.nbytes == 4 * (8 * 25 + 3 * 7)
 
 
 def test_fedpaq_sends_whole_bits_drawn_by_layer() -> None:
     sent, draws = changes((8, 25), (4, 10)), Draws(0, 1, 1)
-    decoded, nbytes = send_fedpaq(sent, 4.0, draws)
+    made = FedPAQChanges.of(sent, 4.0, draws)
+    found = made.decoded(draws)
     for layer, (name, delta) in enumerate(sent.items()):
         uniforms = draws.uniform(delta.size, Purpose.UPLOAD, layer=layer)
-        assert decoded[name].tobytes() == fedpaq.decode(fedpaq.encode(delta, 4, uniforms)).tobytes()
-    assert nbytes == 4 + 8 * 25 * 4 // 8 + 4 + 4 * 10 * 4 // 8
-    assert_same(send_fedpaq(sent, 4.9, draws)[0], decoded)
+        assert found[name].tobytes() == fedpaq.decode(fedpaq.encode(delta, 4, uniforms)).tobytes()
+    assert made.nbytes == 4 + 8 * 25 * 4 // 8 + 4 + 4 * 10 * 4 // 8
+    assert_same(FedPAQChanges.of(sent, 4.9, draws).decoded(draws), found)
 
 
 def test_uveqfed_uses_a_fractional_budget_in_full() -> None:
     sent, draws = changes((40, 101)), Draws(0, 1, 1)
-    sizes = [send_uveqfed(sent, budget, draws)[1] for budget in (2.0, 2.5, 3.0)]
+    made = [UVeQFedChanges.of(sent, budget, draws) for budget in (2.0, 2.5, 3.0)]
+    sizes = [each.nbytes for each in made]
     assert sizes[0] < sizes[1] < sizes[2]
-    errors = [
-        np.square(send_uveqfed(sent, b, draws)[0]["layer0"] - sent["layer0"]).sum() for b in (2.0, 2.5, 3.0)
-    ]
+    errors = [np.square(each.decoded(draws)["layer0"] - sent["layer0"]).sum() for each in made]
     assert errors[0] > errors[1] > errors[2]
     # Tables and padding aside, the bits are what the budget says.
     assert sizes[1] * 8 / (40 * 101) == pytest.approx(2.5, abs=0.35)
@@ -305,13 +314,14 @@ def test_uveqfed_uses_a_fractional_budget_in_full() -> None:
 
 def test_uveqfed_takes_all_layers_as_one_vector() -> None:
     sent, draws = changes((5, 7), (40, 101), (3,)), Draws(0, 1, 1)
-    decoded, nbytes = send_uveqfed(sent, 4.0, draws)
+    made = UVeQFedChanges.of(sent, 4.0, draws)
+    found = made.decoded(draws)
     flat = np.concatenate([delta.ravel() for delta in sent.values()])
     dither = draws.uniform(uveqfed.uniforms_needed(flat.size), Purpose.UPLOAD)
     payload = uveqfed.encode(flat, 4.0, dither)
-    assert nbytes == payload.nbytes
-    assert {name: delta.shape for name, delta in decoded.items()} == {n: d.shape for n, d in sent.items()}
-    joined = np.concatenate([delta.ravel() for delta in decoded.values()])
+    assert made.nbytes == payload.nbytes
+    assert {name: delta.shape for name, delta in found.items()} == {n: d.shape for n, d in sent.items()}
+    joined = np.concatenate([delta.ravel() for delta in found.values()])
     assert joined.tobytes() == uveqfed.decode(payload, dither).tobytes()
 
 
@@ -331,26 +341,26 @@ def test_a_poor_client_uploads_less_and_side_tensors_whole(data: Dataset, method
 
 def test_eight_bits_come_near_the_exact_change(data: Dataset) -> None:
     exact = updates_of(*simulation(data, "fp32"), data)[2]
-    greatest = max(float(np.abs(delta).max()) for delta in exact.deltas.values())
+    greatest = max(float(np.abs(delta).max()) for delta in decoded(exact).values())
     for method in ("fedpaq", "uveqfed"):
         coarse = updates_of(*simulation(data, method), data)[2]
-        for name, delta in exact.deltas.items():
+        for name, delta in decoded(exact).items():
             # UVeQFed's step is that of the whole model.
             scale = np.abs(delta).max() if method == "fedpaq" else greatest
-            assert np.abs(coarse.deltas[name] - delta).max() <= scale / 40
+            assert np.abs(decoded(coarse)[name] - delta).max() <= scale / 40
 
 
 # Failures
 
 
-@pytest.mark.parametrize("method", sorted(FLOAT_SIMULATIONS))
+@pytest.mark.parametrize("method", FLOAT_METHODS)
 def test_a_loss_that_is_no_number_names_the_learning_rate(data: Dataset, method: str) -> None:
     simulated, model = simulation(data, method, learning_rate=1e30)
     with pytest.raises(TrainingError, match=r"lower the learning rate \(now 1e\+30\)"):
         updates_of(simulated, model, data)
 
 
-@pytest.mark.parametrize("method", sorted(FLOAT_SIMULATIONS))
+@pytest.mark.parametrize("method", FLOAT_METHODS)
 def test_so_does_a_last_step_that_diverges(
     data: Dataset, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,15 +376,9 @@ def test_so_does_a_last_step_that_diverges(
 def test_codecs_refuse_what_is_not_finite() -> None:
     sent = changes((8, 25), (2, 3))
     sent["layer1"][0, 0] = np.inf
-    for send in (send_fedpaq, send_uveqfed):
+    for kind in (FedPAQChanges, UVeQFedChanges):
         with pytest.raises(UpdateError, match="NaN or an infinity"):
-            send(sent, 4.0, Draws(0, 1, 1))
-
-
-def test_a_probe_without_weights_is_a_mistake(data: Dataset) -> None:
-    simulated, model = simulation(data)
-    with pytest.raises(AssertionError):
-        simulated.logits(Probe((), model.side), data.images)
+            kind.of(sent, 4.0, Draws(0, 1, 1))
 
 
 # Calibration
@@ -411,9 +415,8 @@ def test_a_calibration_depends_on_its_task_alone(data: Dataset, monkeypatch: pyt
 
     graph = graph_of(data)
     monkeypatch.setitem(zoo._ZOO, "network", lambda classes, channels: Dropping(classes, channels))
-    simulated = make_method(experiment(statistics="calibrated"), graph, len(CLASSES))
-    assert isinstance(simulated, FloatSimulation)
-    model = simulated.start(CLIENTS)
+    simulated = Simulated(experiment(statistics="calibrated"), graph)
+    model = simulated.first()
     own, other = data.subset(PARTS[0]), data.subset(PARTS[1])
     first = simulated.measure(simulated.calibration(model, CLIENTS[0]), own)
     simulated.train(simulated.assign(model, CLIENTS[1]), other)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.method.compression import PayloadError
+from fedmpq.exchange.compression import PayloadError
 
 # Magnitudes from here on are refused, which bounds the number of classes and so the header.
 MAX_MAGNITUDE = 2**40

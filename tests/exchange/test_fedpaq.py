@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from fedmpq.method.compression import PayloadError, UpdateError
-from fedmpq.method.fedpaq import decode, encode
+from fedmpq.exchange.compression import PayloadError, UpdateError
+from fedmpq.exchange.fedpaq import decode, encode
 
 updates = arrays(
     np.float32,

@@ -1,4 +1,4 @@
-"""Baselines that compress what a client uploads: full-precision training, quantized updates.
+"""Compression of uploads: full-precision training, quantized changes.
 
 Each module is one quantizer: ``encode`` turns an update tensor into real bytes, ``decode`` turns them back.
 All randomness is passed in as uniforms from the run's counter-based generator, so that a run repeats to the

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from fedmpq.method import entropy_coder
-from fedmpq.method.compression import PayloadError, UpdateError
-from fedmpq.method.uveqfed import (
+from fedmpq.exchange import entropy_coder
+from fedmpq.exchange.compression import PayloadError, UpdateError
+from fedmpq.exchange.uveqfed import (
     UVeQFedPayload,
     decode,
     encode,

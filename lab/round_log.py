@@ -1,0 +1,116 @@
+"""The log of a simulation: what each round came to, one JSON object a line, complete after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedmpq.lab.experiment import Experiment, ExperimentError
+
+LOG_NAME = "rounds.jsonl"
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Shares of the test set."""
+
+    accuracy: float
+    """Of the full-precision global model `W`."""
+    deployed: dict[str, float]
+    """By budget: the mean accuracy of the integer models its clients run; empty for float methods."""
+    mean_deployed: float
+    """Mean over all clients of the accuracy of the model their device runs."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What is reported after every round."""
+
+    round: int
+    accuracies: Accuracies | None
+    """None in a round whose model was not evaluated."""
+    loss: float
+    bytes_up: int
+    bytes_down: int
+    clients: tuple[int, ...]
+    bit_widths: tuple[int, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat, as a line of the log has it."""
+        record = asdict(self)
+        return {"round": record.pop("round"), **(record.pop("accuracies") or {}), **record}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> RoundResult:
+        rest = dict(record)
+        names = [field.name for field in fields(Accuracies)]
+        accuracies = Accuracies(**{name: rest.pop(name) for name in names}) if "accuracy" in rest else None
+        rest |= {name: tuple(rest[name]) for name in ("clients", "bit_widths")}
+        return cls(accuracies=accuracies, **rest)
+
+
+def read_log(folder: Path) -> list[RoundResult]:
+    """The results a run has logged, in order of rounds."""
+    path = folder / LOG_NAME
+    results: dict[int, RoundResult] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line cut off by a crash; its round is not in the checkpoint and runs again
+        try:
+            if record.pop("type") == "round":
+                result = RoundResult.from_dict(record)
+                results[result.round] = result
+        except (AttributeError, LookupError, TypeError):
+            raise ExperimentError(f"{path}, line {number}: not a line of this version's log") from None
+    return [results[number] for number in sorted(results)]
+
+
+def logged_results(folder: Path, rounds_done: int) -> list[RoundResult]:
+    """The results of exactly the rounds that the checkpoint has."""
+    if rounds_done == 0:
+        return []
+    if not (folder / LOG_NAME).is_file():
+        raise ExperimentError(
+            f"{folder} has a checkpoint of round {rounds_done} but no {LOG_NAME}; bring it back"
+        )
+    kept = [result for result in read_log(folder) if result.round <= rounds_done]
+    if missing := sorted(set(range(1, rounds_done + 1)) - {result.round for result in kept}):
+        raise ExperimentError(
+            f"{folder / LOG_NAME} lacks round {missing[0]}, which the checkpoint has; bring it back"
+        )
+    return kept
+
+
+def append_result(folder: Path, result: RoundResult) -> None:
+    """One more line, on the disk when this returns."""
+    _append(folder / LOG_NAME, _log_line("round", result.to_dict()))
+
+
+def write_log(folder: Path, experiment: Experiment, results: Sequence[RoundResult]) -> None:
+    """Beside the old one, then renamed: a crash must not cost the rounds before."""
+    partial = folder / f".{LOG_NAME}.partial"
+    partial.unlink(missing_ok=True)
+    lines = [
+        _log_line("experiment", experiment.to_dict()),
+        *(_log_line("round", r.to_dict()) for r in results),
+    ]
+    _append(partial, "".join(lines))
+    partial.replace(folder / LOG_NAME)
+
+
+def _log_line(kind: str, record: dict[str, Any]) -> str:
+    return json.dumps({"type": kind, **record}, allow_nan=False) + "\n"
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,24 @@
+"""Local training of integer codes without a network: what a simulation runs in place of a board."""
+
+from __future__ import annotations
+
+from fedmpq.data.dataset import Dataset
+from fedmpq.exchange.messages import Assignment, Calibration, Update
+from fedmpq.model.graph import Graph
+from fedmpq.training.engine import make_engine
+from fedmpq.training.local_calibration import run_calibration
+from fedmpq.training.local_round import run_local_round
+
+
+class IntegerTrainer:
+    """The board's own local round and calibration, on one thread."""
+
+    def __init__(self, graph: Graph, engine: str) -> None:
+        self._graph = graph
+        self._engine = engine
+
+    def train(self, assignment: Assignment, data: Dataset) -> Update:
+        return run_local_round(make_engine(self._engine, threads=1), self._graph, assignment, data)
+
+    def measure(self, assignment: Assignment, data: Dataset) -> Calibration:
+        return run_calibration(self._graph, assignment, data)
