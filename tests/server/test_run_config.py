@@ -49,6 +49,7 @@ def config(**settings: object) -> RunConfig:
         ({"rounds": True}, "not a whole number"),
         ({"flip": 1}, "not true or false"),
         ({"method": "fedavg"}, "none of fedmpq, aqfl, fpq8"),
+        ({"method": "fp32"}, "method = .fp32. trains in full precision, for which boards have no engine"),
         ({"method": "aqf"}, "did you mean 'aqfl'"),
         ({"method": "aqfl", "deal": "full"}, "goes with method fedmpq"),
         ({"clients_per_round": None}, "clients_per_round .* or participation"),
