@@ -33,20 +33,16 @@ class Entry:
 
 COMMANDS = {
     "simulate": Entry(
-        "fedmpq.lab.simulate_command", "lab", "train over many simulated clients on this machine"
+        "fedmpq.cli.simulate_command", "lab", "train over many simulated clients on this machine"
     ),
     "reproduce": Entry(
-        "fedmpq.lab.reproduce_command", "lab", "run the paper's tables, at a scale of your choice"
+        "fedmpq.cli.reproduce_command", "lab", "run the paper's tables, at a scale of your choice"
     ),
-    "split": Entry("fedmpq.lab.split_command", "lab", "divide a data set into files for several clients"),
-    "server": Entry("fedmpq.server.server_command", "server", "serve runs to clients; keys, tokens, bundles"),
-    "status": Entry(
-        "fedmpq.server.status_command", "server", "round, clients, bytes and accuracy of a server"
-    ),
-    "runs": Entry("fedmpq.server.runs_command", "server", "list, start, pause, resume and abort runs"),
-    "client": Entry(
-        "fedmpq.edge_client.client_command", "edge", "take part in a federation with this device"
-    ),
+    "split": Entry("fedmpq.cli.split_command", "lab", "divide a data set into files for several clients"),
+    "server": Entry("fedmpq.cli.server_command", "server", "serve runs to clients; keys, tokens, bundles"),
+    "status": Entry("fedmpq.cli.status_command", "server", "round, clients, bytes and accuracy of a server"),
+    "runs": Entry("fedmpq.cli.runs_command", "server", "list, start, pause, resume and abort runs"),
+    "client": Entry("fedmpq.cli.client_command", "edge", "take part in a federation with this device"),
     "export": Entry(
         "fedmpq.cli.export_command", "export,lab,server", "models for ONNX Runtime and ExecuTorch"
     ),

@@ -19,14 +19,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmpq.cli import reproduce_command
 from fedmpq.cli.main import main
+from fedmpq.cli.reproduce_command import cell_name, make_plan
 from fedmpq.lab import cells as cells_module
-from fedmpq.lab import paper_tables, reproduce_command, simulation
+from fedmpq.lab import paper_tables, simulation
 from fedmpq.lab.cells import Cell, Clock, Ended, Slots, Status, Watcher, cell_bytes, run_cells, slots_for
 from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.paper_tables import DATA_SETS, ON_REQUEST, TABLES
-from fedmpq.lab.reproduce_command import cell_name, make_plan
 from fedmpq.lab.round_log import LOG_NAME, RoundResult, read_log
 from fedmpq.lab.scales import SCALES, Cut, Scale
 from fedmpq.lab.stored_data import store_data

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.edge_client import client_command
-from fedmpq.lab import split_command
-from fedmpq.server import certificates, runs_command, server_command, status_command, tokens
+from fedmpq.cli import client_command, runs_command, server_command, split_command, status_command
+from fedmpq.cli.security_commands import ACTIONS, BUNDLE_FILES
+from fedmpq.server import certificates, tokens
 from fedmpq.server.blobs import FolderBlobs, Outgoing
 from fedmpq.server.connections import Hub
 from fedmpq.server.exports import Exports
 from fedmpq.server.metrics import ServerMetrics
 from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import RunConfig, parse_config
-from fedmpq.server.security_commands import ACTIONS, BUNDLE_FILES
 from fedmpq.server.store import Store
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"

@@ -92,7 +92,7 @@ def test_it_starts_again_after_a_kill(tmp_path: Path) -> None:
 def test_a_restart_is_quick_and_without_torch(tmp_path: Path) -> None:
     """What a restart imports; the time itself depends on what else the machine does."""
     script = (
-        "import sys, fedmpq.server.serve, fedmpq.server.server_command\n"
+        "import sys, fedmpq.server.serve, fedmpq.cli.server_command\n"
         "slow = {'torch', 'alembic', 'fsspec', 'cryptography', 'prometheus_client'}\n"
         "print(sorted(slow & set(sys.modules)))"
     )

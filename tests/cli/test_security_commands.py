@@ -16,8 +16,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fedmpq.cli.security_commands import ACTIONS, SecurityError
 from fedmpq.server.certificates import ALWAYS, CertificateError, hosts_of, read_authority, read_certificate
-from fedmpq.server.security_commands import ACTIONS, SecurityError
 from fedmpq.server.state_folder import StateError, StateFolder
 from fedmpq.server.store import NameTaken, Store, TokenRefused
 from fedmpq.server.tokens import TokenError, token_digest

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from fedmpq import kernels
+from fedmpq.cli import client_command
 from fedmpq.cli.main import main
 from fedmpq.data.dataset import Dataset
-from fedmpq.edge_client import client_command
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.proto import federation_pb2 as pb
 from tests.edge_client.fake_federation import (

@@ -13,6 +13,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from fedmpq.cli.status_command import NOT_RUNNING
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import (
     CALL_SECONDS,
@@ -22,7 +23,6 @@ from fedmpq.server.administration_client import (
     administration,
 )
 from fedmpq.server.state_folder import StateFolder, add_state_argument
-from fedmpq.server.status_command import NOT_RUNNING
 from fedmpq.server.status_report import console, run_facts, run_line, runs_table
 from fedmpq.server.store import Store
 from fedmpq.server.stored_status import stored_run

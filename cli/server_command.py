@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_action(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    from fedmpq.server.security_commands import ACTIONS
+    from fedmpq.cli.security_commands import ACTIONS
 
     action = ACTIONS[words[0]]
     own = type(parser)(prog=f"{parser.prog} {words[0]}")
