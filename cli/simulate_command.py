@@ -6,14 +6,12 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
@@ -24,8 +22,9 @@ from fedmpq.lab.experiment import (
     make_experiment,
     read_toml,
 )
+from fedmpq.lab.progress import watched
 from fedmpq.lab.round_log import LOG_NAME, RoundResult, logged_results
-from fedmpq.lab.simulation import Listener, Prepared
+from fedmpq.lab.simulation import Prepared
 from fedmpq.lab.workers import default_workers
 from fedmpq.method.recipe import ABLATIONS, METHODS, PROFILES, Deal, Merge, Statistics
 from fedmpq.method.schedule import ScheduleKind
@@ -325,39 +324,21 @@ def _run(
         (path, reason), noun = skipped[0], "image" if len(skipped) == 1 else "images"
         text = f"{len(skipped)} {noun} could not be read and will be left out, such as {path}: {reason}"
         _say(console, text, style="yellow")
-    with _listener(experiment, arguments, console) as listener:
+
+    def tell(result: RoundResult) -> None:
+        if arguments.json:
+            run = {"method": experiment.label, "seed": experiment.seed}
+            _print_json({"type": "round", **run, **result.to_dict()})
+        else:
+            _say(console, report.round_line(result, experiment.rounds))
+
+    with watched(console, tell) as listener:
         results = simulation.run(prepared, folder, arguments.workers or default_workers(), listener)
     picture = folder / "run.png"
     title = f"{experiment.label}, {experiment.model} on {Path(experiment.data).name}, seed {experiment.seed}"
     report.plot_run(results, [node.name for node in graph.layers], title, picture)
     _say(console, f"picture: {picture}   log: {folder / LOG_NAME}")
     return results
-
-
-@contextmanager
-def _listener(experiment: Experiment, arguments: argparse.Namespace, console: Console) -> Iterator[Listener]:
-    """A bar on a terminal, and a line a round anywhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting workers", total=None)
-
-        def listen(progress: simulation.Progress) -> None:
-            done = (
-                progress.round
-                if progress.result
-                else progress.round - 1 + 0.9 * progress.done / progress.selected
-            )
-            what = f"round {progress.round}/{progress.rounds}, {progress.done}/{progress.selected} clients"
-            bar.update(task, description=what, completed=done, total=progress.rounds)
-            if progress.result is None:
-                return
-            if arguments.json:
-                run = {"method": experiment.label, "seed": experiment.seed}
-                _print_json({"type": "round", **run, **progress.result.to_dict()})
-            else:
-                _say(console, report.round_line(progress.result, progress.rounds))
-
-        yield listen
 
 
 def _finish(runs: Runs, arguments: argparse.Namespace, console: Console) -> None:

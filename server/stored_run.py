@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedmpq.method.archive import unpack_model
 from fedmpq.method.quantized_method import QuantizedMethod
@@ -28,6 +30,8 @@ class StoredRun:
     method: QuantizedMethod
     model: GlobalModel
     client_names: dict[int, str]
+    history: tuple[dict[str, Any], ...]
+    """What the store keeps of each merged round, one row a round."""
 
     @property
     def graph(self) -> Graph:
@@ -66,7 +70,31 @@ def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
     widths = tuple(handed_out.metrics["bit_widths"])
     model = stored.after(run.ready, widths, tuple(m.record for m in members))
     method = QuantizedMethod(graph, config.recipe(), config.seed)
-    return StoredRun(run, config, method, model, {m.client: names[m.client_id] for m in members})
+    client_names = {m.client: names[m.client_id] for m in members}
+    return StoredRun(run, config, method, model, client_names, _history(store, run))
+
+
+def _history(store: Store, run: Run) -> tuple[dict[str, Any], ...]:
+    rounds = (store.round(run.run_id, number) for number in range(1, run.round + 1))
+    return tuple(_row(each.metrics) for each in rounds if each is not None and each.metrics is not None)
+
+
+def _row(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of `fedmpq.lab.history`, and what only a federation has."""
+    deployed = metrics.get("deployed_accuracy") or {}
+    return {
+        "round": metrics["round"],
+        "loss": metrics["loss"],
+        **{f"accuracy_{budget}_bit": share for budget, share in deployed.items()},
+        "mean_deployed": metrics.get("mean_deployed_accuracy"),
+        "bytes_up": metrics["bytes_up"],
+        "bytes_down": metrics["bytes_down"],
+        "clients": metrics["updates"],
+        "bit_widths": tuple(metrics["bit_widths"]),
+        "seconds": metrics["seconds"],
+        "rejected": metrics.get("rejected", 0),
+        "cut": metrics.get("cut", 0),
+    }
 
 
 def _not_ready(run: Run) -> str:
