@@ -101,7 +101,13 @@ def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to train")
     option(what, "--data", help="digits, fashion-mnist, cifar10:DIR, cifar100:DIR, or a folder or .npz")
     option(what, "--model", help=f"{', '.join(zoo.names())}, or your own as MODULE:FUNCTION")
-    option(what, "--method", choices=METHODS, help="the federated method")
+    option(
+        what,
+        "--weights",
+        metavar="FILE",
+        help="start from a torch state dict (.pt) or from the folder of an earlier run",
+    )
+    option(what, "--method", help=f"{', '.join(METHODS)}, or a class of your own as MODULE:CLASS")
     option(what, "--profile", choices=PROFILES, help="the paper's choices or the measured best ones")
     option(
         what,

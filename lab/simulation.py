@@ -33,6 +33,7 @@ from fedmpq.method.registry import MakesMethod, float_method, integer_method
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.trace import initial_state
+from fedmpq.server.earlier_run import earlier_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,6 +92,8 @@ def prepare_with(
         for n, (budget, part) in enumerate(zip(experiment.budgets, parts, strict=True))
     ]
     weights, side = initial_state(network, graph)
+    if experiment.weights is not None:
+        weights, side = earlier_weights(experiment.weights).start(graph, weights, side)
     if experiment.trains_floats:
         model = float_method(experiment, graph).start(weights, side, clients)
     else:

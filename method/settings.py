@@ -47,6 +47,8 @@ class MethodSettings:
     """Raised for a setting that is unknown, missing or out of range."""
 
     model: str = "resnet20"
+    weights: str | None = None
+    """Where the model's first weights come from: a torch state dict, or an earlier run; None draws them."""
     method: str = "fedmpq"
     profile: Profile = "best"
     ablation: str = "all"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedmpq.method.archive import Tensors, pack_model
 from fedmpq.model.start import ImageFormat, start_model
+from fedmpq.server.earlier_run import earlier_weights
 from fedmpq.server.run_config import ConfigError, Images, RunConfig
 
 _USAGE_ERROR = 2
@@ -29,6 +30,7 @@ async def first_model(config: RunConfig, images: Images) -> tuple[bytes, bytes]:
         "image": asdict(images.format),
         "activation_bits": config.recipe().activation_bits,
     }
+    request = {"model": wanted, "weights": config.weights}
     with tempfile.TemporaryDirectory(prefix="fedmpq-") as folder:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fedmpq.server.first_model", folder),
@@ -36,7 +38,7 @@ async def first_model(config: RunConfig, images: Images) -> tuple[bytes, bytes]:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        _, errors = await process.communicate(json.dumps(wanted).encode())
+        _, errors = await process.communicate(json.dumps(request).encode())
         if process.returncode:
             message = errors.decode(errors="replace").strip()
             if process.returncode != _USAGE_ERROR:
@@ -46,10 +48,13 @@ async def first_model(config: RunConfig, images: Images) -> tuple[bytes, bytes]:
 
 
 def main() -> int:
-    folder, wanted = Path(sys.argv[1]), json.load(sys.stdin)
+    folder, request = Path(sys.argv[1]), json.load(sys.stdin)
+    wanted = request["model"]
     wanted["image"] = ImageFormat(**wanted["image"])
     try:
         graph, weights, side = start_model(**wanted)
+        if request["weights"] is not None:
+            weights, side = earlier_weights(request["weights"]).start(graph, weights, side)
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed; install it: pip install 'fedmpq[lab]'", file=sys.stderr)
         return _USAGE_ERROR

@@ -191,6 +191,7 @@ def _located(config: RunConfig, folder: Path) -> RunConfig:
         config,
         test_data=_beside(folder, config.test_data),
         calibration_data=_beside(folder, config.calibration_data),
+        weights=_beside(folder, config.weights),
     )
 
 
