@@ -46,6 +46,9 @@ COMMANDS = {
     "export": Entry(
         "fedmpq.cli.export_command", "export,lab,server", "models for ONNX Runtime and ExecuTorch"
     ),
+    "quantize": Entry(
+        "fedmpq.cli.quantize_command", "export,lab", "a network trained elsewhere, in mixed precision"
+    ),
     "predict": Entry("fedmpq.cli.predict_command", "predict", "what an exported model sees in images"),
     "bench": Entry("fedmpq.cli.bench_command", "predict", "latency and memory of exported models"),
     "info": Entry("fedmpq.cli.info", "edge", "version, kernels and engines of this installation"),

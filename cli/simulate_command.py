@@ -6,17 +6,16 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import (
-    PAPER_BUDGETS,
     Experiment,
     ExperimentError,
     make_experiment,
@@ -26,11 +25,7 @@ from fedmpq.lab.progress import watched
 from fedmpq.lab.round_log import LOG_NAME, RoundResult, logged_results
 from fedmpq.lab.simulation import Prepared
 from fedmpq.lab.workers import default_workers
-from fedmpq.method.recipe import ABLATIONS, METHODS, PROFILES, Deal, Merge, Statistics
-from fedmpq.method.schedule import ScheduleKind
-from fedmpq.model import zoo
-from fedmpq.model.grid import StepRule
-from fedmpq.training.engine import engine_names
+from fedmpq.method.setting import EXPERT, FLEET, LOCAL, WHAT, FieldType, field_types
 
 N = TypeVar("N", int, float)
 Runs = dict[str, dict[int, list[RoundResult]]]
@@ -87,101 +82,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    defaults = {field.name: field.default for field in fields(Experiment)}
-    metavars = {int: "N", float: "X"}
-
-    def option(group: Any, flag: str, **kwargs: Any) -> None:
-        default = defaults.get(flag.removeprefix("--").replace("-", "_"))
-        if isinstance(default, str | int | float) and not isinstance(default, bool):
-            kwargs["help"] += f" (default: {default})"
-        if "choices" not in kwargs and kwargs.get("type") in metavars:
-            kwargs.setdefault("metavar", metavars[kwargs["type"]])
-        group.add_argument(flag, default=argparse.SUPPRESS, **kwargs)
-
-    what = parser.add_argument_group("what to train")
-    option(what, "--data", help="digits, fashion-mnist, cifar10:DIR, cifar100:DIR, or a folder or .npz")
-    option(what, "--model", help=f"{', '.join(zoo.names())}, or your own as MODULE:FUNCTION")
-    option(
-        what,
-        "--weights",
-        metavar="FILE",
-        help="start from a torch state dict (.pt) or from the folder of an earlier run",
-    )
-    option(what, "--method", help=f"{', '.join(METHODS)}, or a class of your own as MODULE:CLASS")
-    option(what, "--profile", choices=PROFILES, help="the paper's choices or the measured best ones")
-    option(
-        what,
-        "--ablation",
-        choices=tuple(ABLATIONS),
-        help="FedMPQ with parts switched off (paper profile only, but for aqfl)",
-    )
-    option(what, "--size", type=int, help="resize images to this height and width")
-    option(what, "--train-limit", type=int, help="use only so many training images")
-    option(what, "--test-limit", type=int, help="use only so many test images")
-
-    fleet = parser.add_argument_group("the fleet")
-    option(fleet, "--clients", type=int, help="number of clients; must equal the number of budgets")
-    budgets = ",".join(f"{budget:g}" for budget in PAPER_BUDGETS)
-    option(
-        fleet, "--budgets", type=_floats, metavar="LIST", help=f"bits per weight of each (default: {budgets})"
-    )
-    option(fleet, "--alpha", type=float, help="Dirichlet concentration of classes; inf: an even split")
-    option(fleet, "--participation", type=float, help="share of the clients in each round")
-    option(fleet, "--rounds", type=int, help="number of rounds")
-    option(fleet, "--evaluate-every", type=int, help="rounds from one evaluation to the next")
-    option(fleet, "--seed", type=int, help="seed of everything random")
-
-    local = parser.add_argument_group("local training")
-    option(local, "--engine", choices=engine_names(), help="what computes")
-    option(local, "--epochs", type=int, help="local epochs a round")
-    option(local, "--batch-size", type=int, help="samples a step")
-    option(local, "--learning-rate", type=float, help="eta")
-    option(local, "--code-learning-rate", type=float, help="eta_eff of the best profile's integer update")
-    option(local, "--warmup", type=int, help="rounds in which the learning rates rise")
-    option(local, "--momentum", type=float, help="momentum factor")
-    option(
-        local,
-        "--momentum-bits",
+    """One option for each setting, from the setting's own words."""
+    types = field_types(Experiment)
+    groups = {title: parser.add_argument_group(title) for title in (WHAT, FLEET, LOCAL, EXPERT)}
+    groups[FLEET].add_argument(
+        "--clients",
         type=int,
-        choices=(0, 8, 32),
-        help="how momentum of the codes is stored (default: 8; 32 in the paper profile)",
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="number of clients; must equal the number of budgets",
     )
-    option(local, "--weight-decay", type=float, help="coupled weight decay")
-    option(
-        local, "--lasso", type=float, help="Group Lasso strength lambda (paper profile only; default: 0.01)"
-    )
-    option(
-        local,
-        "--prune-density",
-        type=float,
-        help="MSB pruning threshold epsilon (paper profile only; default: 0.03)",
-    )
-    option(local, "--pad", type=int, help="random crops from images padded by so many pixels")
-    option(local, "--flip", action=argparse.BooleanOptionalAction, help="random horizontal flips")
+    for each in sorted(fields(Experiment), key=lambda each: each.name != "data"):
+        if "help" in each.metadata:
+            groups[each.metadata["group"]].add_argument(
+                f"--{each.name.replace('_', '-')}",
+                default=argparse.SUPPRESS,
+                help=each.metadata["help"] + _default(each.default),
+                **_shape(types[each.name], each.metadata),
+            )
 
-    expert = parser.add_argument_group("overriding the profile")
-    option(expert, "--deal", choices=get_args(Deal), help="who gets which bits (FedMPQ only)")
-    option(expert, "--step-rule", choices=get_args(StepRule), help="how steps are chosen")
-    option(
-        expert,
-        "--merge",
-        choices=get_args(Merge),
-        help="average models (paper profile only), or their changes",
-    )
-    option(expert, "--per-channel", action=argparse.BooleanOptionalAction, help="one step per output channel")
-    option(expert, "--averaging", type=float, help="decay of the moving average that devices run; 0: none")
-    option(
-        expert,
-        "--statistics",
-        choices=get_args(Statistics),
-        help="BatchNorm's, in what devices run: averaged while training, or measured for it (best)",
-    )
-    option(
-        expert,
-        "--schedule",
-        choices=get_args(ScheduleKind),
-        help="how the learning rates change over the rounds (best: cosine; others: constant)",
-    )
+
+def _shape(kind: FieldType, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """How the option is parsed and shown."""
+    if kind.plain is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    parse = {int: int, float: float, tuple[float, ...]: _floats}.get(kind.plain, str)
+    if choices := metadata.get("choices") or kind.words:
+        return {"type": parse, "choices": choices}
+    letters = {int: "N", float: "X", tuple[float, ...]: "LIST"}
+    return {"type": parse, "metavar": metadata.get("metavar") or letters.get(kind.plain)}
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f" (default: {','.join(f'{item:g}' for item in value)})"
+    plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return f" (default: {value})" if plain else ""
 
 
 def run_command(arguments: argparse.Namespace) -> int:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmpq.method import settings as method_settings
+from fedmpq.method.setting import FLEET, LOCAL, WHAT, setting
 from fedmpq.method.settings import MethodSettings, typed_settings
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.training.engine import DEFAULT_ENGINE, engine_names
 
 PAPER_BUDGETS = (2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 8.0, 8.0)
+DATA_HELP = "digits, fashion-mnist, cifar10:DIR, cifar100:DIR, a folder, an .npz, or your own as MODULE:CLASS"
 
 
 class ExperimentError(ValueError):
@@ -26,19 +28,18 @@ class Experiment(MethodSettings):
 
     error = ExperimentError
 
-    data: str
+    data: str = field(metadata={"group": WHAT, "help": DATA_HELP})
     _: KW_ONLY
-    size: int | None = None
-    train_limit: int | None = None
-    test_limit: int | None = None
-    budgets: tuple[float, ...] = PAPER_BUDGETS
-    alpha: float = 0.5
-    participation: float = 0.5
-    engine: str = DEFAULT_ENGINE
+    size: int | None = setting(None, WHAT, "resize images to this height and width")
+    train_limit: int | None = setting(None, WHAT, "use only so many training images")
+    test_limit: int | None = setting(None, WHAT, "use only so many test images")
+    budgets: tuple[float, ...] = setting(PAPER_BUDGETS, FLEET, "bits per weight of each client")
+    alpha: float = setting(0.5, FLEET, "Dirichlet concentration of classes; inf: an even split")
+    participation: float = setting(0.5, FLEET, "share of the clients in each round")
+    engine: str = setting(DEFAULT_ENGINE, LOCAL, "what computes", choices=engine_names())
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("engine", self.engine, engine_names())
         self._check_budgets()
         self._check_at_least_one("size", "train_limit", "test_limit")
         if not self.alpha > 0:

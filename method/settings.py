@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from fedmpq.method.recipe import (
     ABLATIONS,
     FLOAT_METHODS,
     METHODS,
-    PROFILES,
     Deal,
     Merge,
     Profile,
@@ -28,6 +27,8 @@ from fedmpq.method.recipe import (
     make_recipe,
 )
 from fedmpq.method.schedule import Schedule, ScheduleKind
+from fedmpq.method.setting import EXPERT, FLEET, LOCAL, WHAT, field_types, setting, typed
+from fedmpq.model import zoo
 from fedmpq.model.grid import StepRule
 
 if sys.version_info >= (3, 11):
@@ -39,6 +40,9 @@ _COMPRESSIONS: dict[str, Compression] = {"fp32": "none", "fedpaq": "fedpaq", "uv
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
+_PLAN = TrainingPlan()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
     """A method, how its clients train, and for how long."""
@@ -46,37 +50,62 @@ class MethodSettings:
     error: ClassVar[type[ValueError]]
     """Raised for a setting that is unknown, missing or out of range."""
 
-    model: str = "resnet20"
-    weights: str | None = None
-    """Where the model's first weights come from: a torch state dict, or an earlier run; None draws them."""
-    method: str = "fedmpq"
-    profile: Profile = "best"
-    ablation: str = "all"
-    rounds: int = 50
-    evaluate_every: int = 1
-    """Rounds from one evaluation to the next; the last round always has one."""
-    seed: int = 0
-    epochs: int = 5
-    batch_size: int = 64
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    momentum_bits: int | None = None
-    weight_decay: float = 5e-4
-    code_learning_rate: float = 0.1
-    lasso: float | None = None
-    prune_density: float | None = None
-    pad: int = 0
-    flip: bool = False
-    side_bits: int = 16
-    deal: Deal | None = None
-    step_rule: StepRule | None = None
-    merge: Merge | None = None
-    per_channel: bool = False
-    averaging: float | None = None
-    statistics: Statistics | None = None
-    schedule: ScheduleKind | None = None
-    warmup: int = 0
-    """Rounds in which the rates rise to where the schedule begins."""
+    model: str = setting("resnet20", WHAT, f"{', '.join(zoo.names())}, or your own as MODULE:FUNCTION")
+    weights: str | None = setting(
+        None, WHAT, "start from a torch state dict (.pt) or from the folder of an earlier run", metavar="FILE"
+    )
+    method: str = setting(
+        "fedmpq", WHAT, f"{', '.join(METHODS)}, or a class of your own as MODULE:CLASS", metavar="METHOD"
+    )
+    profile: Profile = setting("best", WHAT, "the paper's choices or the measured best ones")
+    ablation: str = setting(
+        "all",
+        WHAT,
+        "FedMPQ with parts switched off (paper profile only, but for aqfl)",
+        choices=tuple(ABLATIONS),
+    )
+    rounds: int = setting(50, FLEET, "number of rounds")
+    evaluate_every: int = setting(1, FLEET, "rounds from one evaluation to the next; the last always has one")
+    seed: int = setting(0, FLEET, "seed of everything random")
+    epochs: int = setting(_PLAN.epochs, LOCAL, "local epochs a round")
+    batch_size: int = setting(_PLAN.batch_size, LOCAL, "samples a step")
+    learning_rate: float = setting(_PLAN.learning_rate, LOCAL, "eta")
+    momentum: float = setting(_PLAN.momentum, LOCAL, "momentum factor")
+    momentum_bits: int | None = setting(
+        None,
+        LOCAL,
+        "how momentum of the codes is stored (default: 8; 32 in the paper profile)",
+        choices=(0, 8, 32),
+    )
+    weight_decay: float = setting(_PLAN.weight_decay, LOCAL, "coupled weight decay")
+    code_learning_rate: float = setting(
+        _PLAN.code_learning_rate, LOCAL, "eta_eff of the best profile's integer update"
+    )
+    lasso: float | None = setting(
+        None, LOCAL, f"Group Lasso strength lambda (paper profile only; default: {_PLAN.lasso})"
+    )
+    prune_density: float | None = setting(
+        None, LOCAL, f"MSB pruning threshold epsilon (paper profile only; default: {_PLAN.prune_density})"
+    )
+    pad: int = setting(_PLAN.pad, LOCAL, "random crops from images padded by so many pixels")
+    flip: bool = setting(_PLAN.flip, LOCAL, "random horizontal flips")
+    side_bits: int = setting(
+        _PLAN.side_bits, LOCAL, "bits in which side tensors cross the network", choices=(16, 32)
+    )
+    warmup: int = setting(0, LOCAL, "rounds in which the learning rates rise to where the schedule begins")
+    deal: Deal | None = setting(None, EXPERT, "who gets which bits (FedMPQ only)")
+    step_rule: StepRule | None = setting(None, EXPERT, "how steps are chosen")
+    merge: Merge | None = setting(None, EXPERT, "average models (paper profile only), or their changes")
+    per_channel: bool = setting(False, EXPERT, "one step per output channel")
+    averaging: float | None = setting(None, EXPERT, "decay of the moving average that devices run; 0: none")
+    statistics: Statistics | None = setting(
+        None,
+        EXPERT,
+        "BatchNorm's, in what devices run: averaged while training, or measured for it (best)",
+    )
+    schedule: ScheduleKind | None = setting(
+        None, EXPERT, "how the learning rates change over the rounds (best: cosine; others: constant)"
+    )
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "code_learning_rate"):
@@ -101,18 +130,12 @@ class MethodSettings:
         # One of its own is a class, named as "package.module:Class"; it is loaded when a run begins.
         if ":" not in self.method:
             self._check_choice("method", self.method, METHODS)
-        self._check_choice("profile", self.profile, PROFILES)
-        self._check_choice("ablation", self.ablation, tuple(ABLATIONS))
-        choices: tuple[tuple[str, Any], ...] = (
-            ("deal", Deal),
-            ("step_rule", StepRule),
-            ("merge", Merge),
-            ("schedule", ScheduleKind),
-            ("statistics", Statistics),
-        )
-        for name, allowed in choices:
-            if getattr(self, name) is not None:
-                self._check_choice(name, getattr(self, name), get_args(allowed))
+        types = field_types(type(self))
+        for each in fields(self):
+            words = types[each.name].words or each.metadata.get("choices") or ()
+            value = getattr(self, each.name)
+            if words and isinstance(value, str):
+                self._check_choice(each.name, value, words)
         # An ablation and a deal are FedMPQ's to choose; they are what the other methods are.
         for name, plain in (("ablation", "all"), ("deal", None)):
             value = getattr(self, name)
@@ -149,7 +172,7 @@ class MethodSettings:
 
     def plan(self) -> TrainingPlan:
         """How clients train at the schedule's full rates; what is None is the profile's choice."""
-        shared = {field.name for field in fields(TrainingPlan)} & {field.name for field in fields(self)}
+        shared = {each.name for each in fields(TrainingPlan)} & {each.name for each in fields(self)}
         given = {name: getattr(self, name) for name in shared if getattr(self, name) is not None}
         return TrainingPlan(**({"momentum_bits": 8} if self._is_best else {}) | given)
 
@@ -205,54 +228,14 @@ class MethodSettings:
 
 def typed_settings(kind: type[MethodSettings], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Plain settings as their fields' types; an unknown name is an error that suggests the nearest one."""
-    known = {field.name: str(field.type) for field in fields(kind)}
+    known = field_types(kind)
     values = {name.replace("-", "_"): value for name, value in settings.items()}
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
             raise kind.error(f"there is no setting {name!r}{hint}")
-    return {name: _typed(kind.error, name, known[name], value) for name, value in values.items()}
-
-
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "tuple[int, ...]": ((int,), "a list of whole numbers"),
-    "tuple[float, ...]": ((int, float), "a list of numbers"),
-    "tuple[str, ...]": ((str,), "a list of words in quotes"),
-}
-_WORD = ((str,), "a word in quotes")
-
-
-def _typed(error: type[ValueError], name: str, annotation: str, value: Any) -> Any:
-    """The value as annotated; TOML writes 1 where 1.0 is meant, and nothing else is converted."""
-    plain = annotation.removesuffix(" | None")
-    if value is None and plain != annotation:
-        return None
-    if plain == "float" and value == "inf":
-        return math.inf
-    kinds, wanted = _KINDS.get(plain, _WORD)
-    is_list = isinstance(value, list | tuple)
-    items = list(value) if is_list else [value]
-    if is_list != plain.startswith("tuple") or not all(_is(item, kinds) for item in items):
-        raise error(f"{name} = {value!r} is not {wanted}")
-    if float in kinds:
-        items = [_as_float(error, name, item) for item in items]
-    return tuple(items) if is_list else items[0]
-
-
-def _is(value: Any, kinds: tuple[type, ...]) -> bool:
-    # To Python, True is an integer.
-    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
-
-
-def _as_float(error: type[ValueError], name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise error(f"{name} holds a number too large for any use") from None
+    return {name: typed(kind.error, name, known[name], value) for name, value in values.items()}
 
 
 def read_toml(path: Path, error: type[ValueError]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from fedmpq.method.archive import Tensors
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Side, Weights
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CHECKPOINT = "checkpoint.npz"
 STATE_DICTS = (".pt", ".pth", ".bin")
@@ -47,14 +50,15 @@ class EarlierWeights:
         wanted |= {
             name: tensor.shape for name, tensor in side.items() if name not in clips or name in self.tensors
         }
-        self._check(wanted)
+        self.check(wanted)
         new_weights = {name: self._tensor(f"{name}.weight") for name in weights}
         kept = {
             name for name in side if name in self.tensors and self.tensors[name].shape == side[name].shape
         }
         return new_weights, {name: self._tensor(name) if name in kept else side[name] for name in side}
 
-    def _check(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    def check(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse tensors that are missing, of another shape or not finite, by name."""
         if missing := [name for name in wanted if name not in self.tensors]:
             raise WarmStartError(
                 f"{self.source} has no {_few(missing)}: it is of another network; name the one it is of"
@@ -93,6 +97,18 @@ def read_weights(path: str | Path) -> EarlierWeights:
     tensors = Tensors.from_arrays(graph, arrays)
     final = tensors.average or tensors
     return EarlierWeights.of_model(str(file), final.weights, final.side)
+
+
+def load_into(module: nn.Module, earlier: EarlierWeights) -> None:
+    """Put these tensors into a module; every parameter and statistic of it must be there with its shape."""
+    import torch
+
+    own = module.state_dict()
+    wanted = {name: tuple(tensor.shape) for name, tensor in own.items() if tensor.is_floating_point()}
+    earlier.check(wanted)
+    with torch.no_grad():
+        for name in wanted:
+            own[name].copy_(torch.from_numpy(np.array(earlier.tensors[name], np.float32)))
 
 
 def _state_dict(file: Path) -> dict[str, NDArray[Any]]:
