@@ -135,7 +135,7 @@ def test_an_unknown_command_is_told_the_nearest(capsys: Capture) -> None:
         (["simulate", "--rounds"], ("--rounds", "expected one argument")),
         (["simulate", "--budgets", "2,,4"], ("--budgets", "'' is not a number", "2,4,8")),
         (["simulate", "--seeds", "1.5"], ("--seeds", "'1.5' is not a number", "0,1,2")),
-        (["simulate", "--data", "digits", "--method", "fedmpg"], ("method", "'fedmpg'", "did you mean 'fedmpq'")),
+        (["simulate", "--profile", "bst"], ("--profile", "'bst'", "paper")),
     ],
 )
 def test_a_wrong_argument_is_one_line(capsys: Capture, words: list[str], expected: tuple[str, ...]) -> None:
