@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ class Network(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.bn(self.conv(x)))
-        return self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
+        logits: torch.Tensor = self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
+        return logits
 
 
 class Pairs:
@@ -52,7 +54,7 @@ class Pairs:
         return self.images[index], int(self.labels[index])
 
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "rounds": 2,
     "epochs": 1,
     "batch_size": 8,
@@ -112,7 +114,7 @@ def test_a_network_and_data_without_names_are_trained_read_and_exported(tmp_path
 
 
 def test_a_folder_is_not_replaced_unasked_and_a_run_goes_on(tmp_path: Path) -> None:
-    settings = {**QUICK, "workers": 1, "budgets": [2, 8], "folder": tmp_path / "run"}
+    settings: dict[str, Any] = {**QUICK, "workers": 1, "budgets": [2, 8], "folder": tmp_path / "run"}
     torch.manual_seed(0)
     network = Network()
     fedmpq.simulate(network, Pairs(), **settings)
@@ -133,7 +135,7 @@ class KeepsOnlyTheRich(fedmpq.QuantizedMethod):
 
 
 def test_a_method_of_ones_own_merges(tmp_path: Path) -> None:
-    settings = {**QUICK, "rounds": 1, "workers": 1, "budgets": [2, 8]}
+    settings: dict[str, Any] = {**QUICK, "rounds": 1, "workers": 1, "budgets": [2, 8]}
     torch.manual_seed(0)
     network = Network()
     own = fedmpq.simulate(network, Pairs(), method=KeepsOnlyTheRich, **settings)

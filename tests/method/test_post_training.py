@@ -16,6 +16,8 @@ from fedmpq.method.trained_network import Normalisation, read_network
 from fedmpq.model.float_forward import float_logits, float_values
 from fedmpq.model.graph import Quantize
 
+Numbers = float | tuple[float, ...]
+
 
 class Network(nn.Module):
     def __init__(self, channels: int = 3, bias: bool = False, norm: bool = True) -> None:
@@ -28,7 +30,8 @@ class Network(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.bn(self.conv(x)))
         x = torch.relu(self.second(x))
-        return self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
+        logits: torch.Tensor = self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
+        return logits
 
 
 def made(**options: bool) -> Network:
@@ -43,10 +46,11 @@ def images(count: int = 40) -> np.ndarray:
     return (colour + random.integers(0, 76, (count, 7, 6, 3))).astype(np.uint8)
 
 
-def module_logits(module: nn.Module, pixels: np.ndarray, mean: object, std: object) -> np.ndarray:
-    real = (pixels.astype(np.float32) / 255 - np.float32(mean)) / np.float32(std)
+def module_logits(module: nn.Module, pixels: np.ndarray, mean: Numbers, std: Numbers) -> np.ndarray:
+    real = (pixels / 255 - np.array(mean)) / np.array(std)
     with torch.no_grad():
-        return module(torch.from_numpy(real).permute(0, 3, 1, 2)).numpy()
+        found: torch.Tensor = module(torch.from_numpy(real.astype(np.float32)).permute(0, 3, 1, 2))
+    return found.numpy()
 
 
 def test_a_clip_is_the_best_of_a_fine_search() -> None:
@@ -71,11 +75,11 @@ def test_a_clip_is_the_best_of_a_fine_search() -> None:
     ("mean", "std"), [(0.0, 1.0), (0.5, 0.25), ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_normalisation_goes_into_the_first_layer(mean: object, std: object, bias: bool) -> None:
+def test_a_normalisation_goes_into_the_first_layer(mean: Numbers, std: Numbers, bias: bool) -> None:
     """Exactly but at the border, where padding stands for a pixel that is not quite the mean."""
     module = made(bias=bias)
     pixels = images()
-    model = read_network(module, (7, 6, 3), Normalisation(mean, std))  # type: ignore[arg-type]
+    model = read_network(module, (7, 6, 3), Normalisation(mean, std))
     expected = module_logits(module, pixels, mean, std)
     found = float_logits(model.graph, model.weights, model.side, pixels)
     np.testing.assert_allclose(found, expected, atol=0.02 * float(np.abs(expected).max()))
@@ -112,7 +116,7 @@ def test_activations_that_never_move_have_a_clip() -> None:
     module = made()
     with torch.no_grad():
         module.second.weight.zero_()
-        module.second.bias.fill_(-1.0)
+        nn.init.constant_(module.second.bias, -1.0)  # type: ignore[arg-type]
     model = quantize(module, 4, images(), mean=0.5, std=0.25)
     assert np.isfinite(model.logits(images())).all()
 
@@ -139,7 +143,7 @@ def test_a_first_layer_that_cannot_take_a_mean_is_named() -> None:
 def test_images_of_another_kind_are_refused() -> None:
     model = read_network(made(), (7, 6, 3), Normalisation())
     with pytest.raises(QuantizeError, match=r"float32 of shape .*takes uint8 of shape \(N, 7, 6, 3\)"):
-        quantize_model(model, 4, images().astype(np.float32))  # type: ignore[arg-type]
+        quantize_model(model, 4, images().astype(np.float32))
     with pytest.raises(QuantizeError, match="1 calibration images are too few"):
         quantize_model(model, 4, images(1))
 
@@ -147,6 +151,6 @@ def test_images_of_another_kind_are_refused() -> None:
 def test_a_last_batch_of_one_image_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(post_training, "CALIBRATION_BATCH", 13)
     model = read_network(made(), (7, 6, 3), Normalisation())
-    one, other = (quantize_model(model, 4, images(count)) for count in (39, 40))
+    one, other = (quantize_model(model, 4, images(40)[:count]) for count in (39, 40))
     assert np.array_equal(one.logits(images()), other.logits(images()))
     assert replace(one, facts={}).bit_widths == other.bit_widths

@@ -35,13 +35,16 @@ class Everything(nn.Module):
         x = torch.relu(self.last(self.depthwise(x)))
         x = nn.functional.avg_pool2d(x, 2, stride=1, padding=1)
         x = torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1)
-        return self.fc(torch.relu(self.hidden(x)))
+        logits: torch.Tensor = self.fc(torch.relu(self.hidden(x)))
+        return logits
 
 
 def randomised(module: nn.Module) -> nn.Module:
     torch.manual_seed(3)
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
+            assert part.running_mean is not None
+            assert part.running_var is not None
             nn.init.normal_(part.running_mean, 0.0, 0.3)
             nn.init.uniform_(part.running_var, 0.3, 2.0)
             nn.init.normal_(part.weight, 1.0, 0.2)
