@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.library import library
+from fedmpq.kernels.call import Call, Elements
 
 MAX_LAYER = 2**28 - 1
 MAX_PURPOSE = 15
@@ -27,7 +27,8 @@ def philox_block(counter: Sequence[int], key: Sequence[int]) -> NDArray[np.uint3
     counter_words = np.array([_word("counter", c) for c in counter], np.uint32)
     key_words = np.array([_word("key", k) for k in key], np.uint32)
     out = np.empty(4, np.uint32)
-    library.fedmpq_philox4x32(counter_words.ctypes.data, key_words.ctypes.data, out.ctypes.data)
+    words = Elements(counter_words, 4), Elements(key_words, 2), Elements(out, 4)
+    Call("fedmpq_philox4x32", *words)()
     return out
 
 
@@ -44,8 +45,9 @@ def philox_uniform(
         "purpose", purpose, MAX_PURPOSE
     )
     counter = (_word("step", step), _word("round", round), stream)
+    key = (_word("seed", seed), _word("client", client))
     out = np.empty(n, np.float32)
-    library.fedmpq_philox_uniform(n, *counter, _word("seed", seed), _word("client", client), out.ctypes.data)
+    Call("fedmpq_philox_uniform", n, *counter, *key, Elements(out, n))()
     return out
 
 

@@ -11,7 +11,7 @@ import operator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.library import library
+from fedmpq.kernels.call import Call, Elements
 
 MAX_BITS = 8
 
@@ -21,7 +21,8 @@ def pack_planes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     bits = _checked_bits(bits)
     codes = _bytes("codes", codes)
     planes = np.empty((bits, _plane_bytes(codes.size)), np.uint8)
-    bad = library.fedmpq_pack_planes(codes.ctypes.data, codes.size, bits, planes.ctypes.data)
+    to = Elements(planes, planes.size)
+    bad = Call("fedmpq_pack_planes", Elements(codes, codes.size), codes.size, bits, to)()
     _refuse_large_code(codes, bits, bad)
     return planes
 
@@ -33,7 +34,8 @@ def unpack_planes(planes: NDArray[np.uint8], m: int) -> NDArray[np.uint8]:
     if m < 0 or planes.shape[1] != _plane_bytes(m):
         raise ValueError(f"planes of {m} weights have {_plane_bytes(m)} bytes each, not {planes.shape[1]}")
     codes = np.empty(m, np.uint8)
-    bad = library.fedmpq_unpack_planes(planes.ctypes.data, m, planes.shape[0], codes.ctypes.data)
+    source = Elements(planes, planes.size)
+    bad = Call("fedmpq_unpack_planes", source, m, planes.shape[0], Elements(codes, m))()
     if bad >= 0:
         raise ValueError(f"plane {bad} has padding bits set after weight {m - 1}; they must be 0")
     return codes
@@ -43,7 +45,9 @@ def popcount_planes(planes: NDArray[np.uint8]) -> NDArray[np.int64]:
     """counts[i] = number of set bits of plane i."""
     planes = _checked_planes(planes)
     counts = np.empty(planes.shape[0], np.int64)
-    library.fedmpq_popcount_planes(planes.ctypes.data, planes.shape[1], planes.shape[0], counts.ctypes.data)
+    bits, plane_bytes = planes.shape
+    source = Elements(planes, planes.size)
+    Call("fedmpq_popcount_planes", source, plane_bytes, bits, Elements(counts, bits))()
     return counts
 
 
@@ -55,7 +59,8 @@ def magnitude_counts(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     bits = _checked_bits(bits)
     codes = _bytes("codes", codes)
     counts = np.empty(bits - 1, np.int64)
-    bad = library.fedmpq_magnitude_counts(codes.ctypes.data, codes.size, bits, counts.ctypes.data)
+    source, to = Elements(codes, codes.size), Elements(counts, bits - 1)
+    bad = Call("fedmpq_magnitude_counts", source, codes.size, bits, to)()
     _refuse_large_code(codes, bits, bad)
     return counts
 

@@ -1,17 +1,18 @@
-"""What the training kernels work on: shapes, codes, momentum, and the memory they lie in.
+"""What the training kernels work on: shapes, codes, momentum.
 
 `include/fedmpq/training.h` states how tensors are stored.
 """
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
+
+from fedmpq.kernels.memory import Memory
+from fedmpq.kernels.prototypes import FedmpqCodes, FedmpqConv, FedmpqNormalize, FedmpqRescale, FedmpqUpdate
 
 MAX_TAPS = 1024
 MAX_THREADS = 64
@@ -20,26 +21,8 @@ MOMENTUM_BLOCK = 128
 Floats = NDArray[np.float32]
 
 
-class Conv(ctypes.Structure):
-    """`FedmpqConv`: a convolution or a pool."""
-
-    _fields_ = [
-        (name, c_int32)
-        for name in (
-            *("images", "height", "width", "channels", "out_height", "out_width", "out_channels"),
-            *(
-                "kernel_h",
-                "kernel_w",
-                "stride_h",
-                "stride_w",
-                "pad_h",
-                "pad_w",
-                "dilation_h",
-                "dilation_w",
-                "groups",
-            ),
-        )
-    ]
+class Conv(FedmpqConv):
+    """A convolution or a pool."""
 
     @classmethod
     def over(
@@ -85,28 +68,6 @@ class Conv(ctypes.Structure):
         return int(self.out_channels * (self.channels // self.groups) * self.kernel_h * self.kernel_w)
 
 
-class Buffer:
-    """`count` elements of `dtype` that lie wherever `put` says, also after a call was bound to them."""
-
-    def __init__(self, count: int, dtype: DTypeLike) -> None:
-        self.count = count
-        self.dtype = np.dtype(dtype)
-        self.pointer = c_void_p()
-
-    def put(self, array: NDArray[Any]) -> None:
-        """From now on calls find their elements in `array`, which the buffer keeps."""
-        self.pointer.value = address(array, self.dtype, self.count)
-        self.array = array
-
-    def drop(self) -> None:
-        """Let go of the array; nothing may be called until the next one is put."""
-        self.pointer.value = None
-        del self.array
-
-
-Memory = NDArray[Any] | Buffer
-
-
 @dataclass(frozen=True)
 class StoredCodes:
     """A batch of codes in an array or a buffer: bytes `code + zero`, or two 4-bit ones a byte."""
@@ -115,33 +76,19 @@ class StoredCodes:
     pairs: bool
     zero: int
 
+    def struct(self, images: int, elements: int) -> FedmpqCodes:
+        """For a call that reads so many codes of so many images."""
+        codes = FedmpqCodes(pairs=self.pairs, zero=self.zero)
+        codes.point("data", self.data, self.nbytes(images, elements, self.pairs))
+        return codes
+
     @staticmethod
     def nbytes(images: int, elements: int, pairs: bool) -> int:
         return images * ((elements + 1) // 2 if pairs else elements)
 
 
-class CodeUpdate(ctypes.Structure):
-    """`FedmpqUpdate`: how the codes of one layer are updated."""
-
-    _fields_ = [
-        ("bits", c_int32),
-        ("count", c_int64),
-        ("row", c_int64),
-        ("step", c_void_p),
-        ("rate", c_void_p),
-        ("weight_decay", c_float),
-        ("momentum", c_float),
-        ("momentum_bits", c_int32),
-        ("momentum_codes", c_void_p),
-        ("momentum_scales", c_void_p),
-        ("fractions", c_void_p),
-        ("pull", c_void_p),
-        ("step_number", c_uint32),
-        ("round", c_uint32),
-        ("layer", c_uint32),
-        ("seed", c_uint32),
-        ("client", c_uint32),
-    ]
+class CodeUpdate(FedmpqUpdate):
+    """How the codes of one layer are updated."""
 
     @classmethod
     def of(
@@ -167,21 +114,22 @@ class CodeUpdate(ctypes.Structure):
             bits=bits,
             count=count,
             row=count // max(1, step.size),
-            step=address(step, np.float32, step.size),
-            rate=address(rate, np.float32, step.size),
             weight_decay=weight_decay,
             momentum=momentum,
             momentum_bits=buffer.bits,
             momentum_codes=buffer.codes.ctypes.data,
-            momentum_scales=buffer.scales.ctypes.data,
-            fractions=None if fractions is None else address(fractions, np.int8, count),
             step_number=counter.step,
             round=counter.round,
             layer=counter.layer,
             seed=counter.seed,
             client=counter.client,
         )
-        update._kept = step, rate, buffer, fractions
+        update.memory = {"momentum_codes": buffer.codes}
+        update.point("step", step, step.size)
+        update.point("rate", rate, step.size)
+        update.point("momentum_scales", buffer.scales, buffer.scales.size)
+        if fractions is not None:
+            update.point("fractions", fractions, count)
         return update
 
     def pull_by(self, table: Floats | None) -> None:
@@ -190,8 +138,10 @@ class CodeUpdate(ctypes.Structure):
             raise ValueError(
                 f"the Lasso's table has {table.size} entries; {self.bits} bits need {1 << (self.bits - 1)}"
             )
-        self.pull = None if table is None else address(table, np.float32, table.size)
-        self._table = table
+        if table is None:
+            self.pull = None
+        else:
+            self.point("pull", table, table.size)
 
 
 @dataclass(frozen=True)
@@ -235,23 +185,22 @@ class Rescale:
     low: int
     high: int
 
-
-def pointer(memory: Memory, dtype: DTypeLike, count: int) -> int | c_void_p:
-    """What a call is given for `memory`; one of another type or too small must never reach the library."""
-    if not isinstance(memory, Buffer):
-        return address(memory, dtype, count)
-    if memory.dtype != dtype or memory.count < count:
-        raise _misfit(memory.count, memory.dtype, count, dtype)
-    return memory.pointer
+    def struct(self, channels: int) -> FedmpqRescale:
+        rescale = FedmpqRescale(low=self.low, high=self.high)
+        rescale.point("scale", self.scale, channels)
+        rescale.point("shift", self.shift, channels)
+        return rescale
 
 
-def address(array: NDArray[Any], dtype: DTypeLike, count: int) -> int:
-    if array.dtype != dtype or not array.flags.c_contiguous or array.size < count:
-        raise _misfit(array.size, array.dtype, count, dtype)
-    # Several times faster than array.ctypes.
-    found: int = array.__array_interface__["data"][0]
-    return found
+@dataclass(frozen=True)
+class Normalize:
+    """`acc * norm + bias` per channel: what BatchNorm normalizes."""
 
+    norm: Memory
+    bias: Memory
 
-def _misfit(size: int, dtype: DTypeLike, due: int, due_dtype: DTypeLike) -> ValueError:
-    return ValueError(f"a buffer of {size} {dtype} where {due} contiguous {np.dtype(due_dtype)} are due")
+    def struct(self, channels: int) -> FedmpqNormalize:
+        normalize = FedmpqNormalize()
+        normalize.point("norm", self.norm, channels)
+        normalize.point("bias", self.bias, channels)
+        return normalize

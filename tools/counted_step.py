@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq import kernels
-from fedmpq.kernels.library import PROTOTYPES, library
+from fedmpq.kernels.library import library
+from fedmpq.kernels.prototypes import PROTOTYPES
 from fedmpq.training.local_round import run_local_round
 from fedmpq.training.native_engine import NativeEngine
 from tools import rounds

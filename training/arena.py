@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fedmpq.kernels.tensors import Buffer
+from fedmpq.kernels.memory import Buffer
 
 _ALIGNMENT = 64
 

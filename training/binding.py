@@ -1,7 +1,9 @@
 """How the units of a graph are bound to a batch size, so that a step is a list of calls made ready before.
 
-Units are bound forward in the order of the graph and backward in the reverse order, which tells the layout
-(module `arena`) when each buffer is in use. After that only numbers change from step to step.
+A unit goes through three phases, each a value that the one before returns: `ForwardUnit`, `BoundUnit`,
+`StepUnit`. Units are bound forward in the order of the graph and backward in the reverse order, which tells
+the layout (module `arena`) when each buffer is in use. Then buffers get their places, and from there on only
+numbers change from step to step.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.kernels import bound
-from fedmpq.kernels.tensors import Buffer, StoredCodes
+from fedmpq.kernels.call import Call
+from fedmpq.kernels.memory import Buffer
+from fedmpq.kernels.tensors import StoredCodes
 from fedmpq.model.graph import INPUT
 from fedmpq.model.randomness import Draws
 from fedmpq.training.arena import Layout, StepBuffer
 from fedmpq.training.native_layer import TrainedLayer
-from fedmpq.training.normalization import Scratch
 from fedmpq.training.side_tensors import SideTensors
 
 Shape = tuple[int, int, int]
+Doubles = NDArray[np.float64]
+
+_SUM_ROWS, _WORK_ROWS = 4, 5
 
 
 def single(value: float) -> float:
@@ -67,6 +73,23 @@ class Tensor:
         return np.stack((rows & 15, rows >> 4), axis=2).reshape(self.images, -1)[:, : self.elements]
 
 
+class Scratch:
+    """Doubles that the layers of a step use in turn, rows of one number per channel."""
+
+    def __init__(self, layout: Layout, channels: int) -> None:
+        self.sums = layout.buffer(_SUM_ROWS * channels, np.float64)
+        """What kernels add up."""
+        self.work = layout.buffer(_WORK_ROWS * channels, np.float64)
+
+    def sum_rows(self, channels: int) -> Doubles:
+        found: Doubles = self.sums.array[: _SUM_ROWS * channels].reshape(_SUM_ROWS, channels)
+        return found
+
+    def work_rows(self, channels: int) -> Doubles:
+        found: Doubles = self.work.array[: _WORK_ROWS * channels].reshape(_WORK_ROWS, channels)
+        return found
+
+
 @dataclass
 class Binding:
     """What the units of a step share, and what has been bound so far."""
@@ -89,7 +112,7 @@ class Binding:
     sparing: set[str] = field(default_factory=set)
     """Values whose unit leaves their error as it is if that is another value's too."""
 
-    def bind(self, call: bound.Call) -> bound.Call:
+    def bind(self, call: Call) -> Call:
         self.layout.use(*call.buffers)
         return call
 
@@ -106,7 +129,7 @@ class Binding:
             self.errors[name] = self.layout.buffer(tensor.images * tensor.elements, np.uint16)
         return self.errors[name], known
 
-    def deliver(self, name: str, error: Buffer) -> bound.Call | None:
+    def deliver(self, name: str, error: Buffer) -> Call | None:
         """Make `error` that of the value; if that has one already, the call that adds them."""
         if name in self.errors:
             return self.bind(bound.add_errors(error, error.count, self.errors[name]))
@@ -115,13 +138,21 @@ class Binding:
         return None
 
 
+class ForwardUnit(Protocol):
+    """The first phase of a unit: its forward calls are bound to a batch size."""
+
+    def bind_backward(self, binding: Binding) -> BoundUnit: ...
+
+
 class BoundUnit(Protocol):
-    """A unit bound to a batch size, first forward (when it is made), then backward."""
+    """The second phase: calls of both directions are bound, but their buffers have no places yet."""
 
-    def bind_backward(self, binding: Binding) -> None: ...
-
-    def settle(self, scratch: Scratch) -> None:
+    def settle(self, scratch: Scratch) -> StepUnit:
         """Take hold of the buffers' arrays, once they have places."""
+
+
+class StepUnit(Protocol):
+    """The last phase: a unit that runs in every step."""
 
     def forward(self) -> None: ...
 

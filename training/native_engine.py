@@ -32,7 +32,7 @@ from fedmpq.training.arena import Arena
 from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import units_of
-from fedmpq.training.native_step import NativeStep
+from fedmpq.training.native_step import BoundStep, NativeStep
 from fedmpq.training.side_tensors import NotFinite, SideTensors
 
 # An epoch has two batch sizes, the last batch's and that of all others.
@@ -123,7 +123,7 @@ class NativeEngine:
         return result
 
     def _new_step(self, images: int) -> NativeStep:
-        step = NativeStep(
+        bound = BoundStep(
             self._graph,
             self._units,
             images,
@@ -133,13 +133,13 @@ class NativeEngine:
             self.threads,
             self._float_errors,
         )
-        needed = step.layout.place()
+        needed = bound.layout.place()
         if needed > self._arena.block.nbytes:
             self._steps.clear()
             self._arena.grow(needed)
         elif len(self._steps) >= _STEPS_KEPT:
             del self._steps[next(iter(self._steps))]
-        step.put_into(self._arena.block)
+        step = bound.put_into(self._arena.block)
         self._steps[images] = step
         return step
 

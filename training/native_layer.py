@@ -28,7 +28,7 @@ class TrainedLayer:
             else np.float32(plan.code_learning_rate) / step
         )
         self.scale = np.array(np.broadcast_to(layer.integer_scale(), (len(layer.codes),)), dtype=np.float32)
-        """Of the integer weights, one per output channel; steps do not move during a round."""
+        """The scale of the integer weights, one per output channel; steps do not move during a round."""
         self.fractions = np.zeros(self.codes.size, np.int8) if plan.update == "carried" else None
         """256ths of a code beside each; None under the paper's rule."""
         self.momentum = MomentumBuffer.zeros(self.codes.size, plan.momentum_bits if plan.momentum else 0)

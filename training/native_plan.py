@@ -26,6 +26,7 @@ from fedmpq.model.graph import (
     Quantize,
     Relu,
 )
+from fedmpq.model.never import assert_never
 from fedmpq.model.quantizers import check_quantizers
 
 # What the kernels count in int32: bytes of a padded image, with a bit to spare for its offsets, and a sum of
@@ -78,22 +79,50 @@ class SumUnit:
 
 
 @dataclass(frozen=True)
-class MoveUnit:
-    """A pool or Flatten: codes to codes."""
+class PoolUnit:
+    """A pool: codes to codes."""
 
     node: Node
-    op: MaxPool | AvgPool | GlobalAvgPool | Flatten
+    op: MaxPool | AvgPool | GlobalAvgPool
 
     @property
     def output(self) -> str:
         return self.node.name
 
     @property
+    def source(self) -> str:
+        return self.node.inputs[0]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+    @property
+    def takes_greatest(self) -> bool:
+        """The greatest under a window, not the mean."""
+        return isinstance(self.op, MaxPool)
+
+
+@dataclass(frozen=True)
+class FlattenUnit:
+    """Codes in a new order."""
+
+    node: Node
+
+    @property
+    def output(self) -> str:
+        return self.node.name
+
+    @property
+    def source(self) -> str:
+        return self.node.inputs[0]
+
+    @property
     def sources(self) -> tuple[str, ...]:
         return self.node.inputs
 
 
-Unit = ProductUnit | SumUnit | MoveUnit
+Unit = ProductUnit | SumUnit | PoolUnit | FlattenUnit
 
 
 def units_of(graph: Graph) -> tuple[Unit, ...]:
@@ -105,28 +134,36 @@ def units_of(graph: Graph) -> tuple[Unit, ...]:
             f"the logits come out of {last.name!r} ({type(last.op).__name__}); the native engine needs a"
             " linear layer last (or use the torch engine)"
         )
-    units: list[Unit] = []
-    indices = {node.name: index for index, node in enumerate(graph.layers)}
-    for node in graph.nodes:
-        op = node.op
-        if isinstance(op, Conv2d | Linear):
-            units.append(_product(graph, node, op, indices[node.name]))
-        elif isinstance(op, Add):
-            units.append(SumUnit(node.inputs, _the_quantizer(graph, node)))
-        elif isinstance(op, MaxPool | AvgPool | GlobalAvgPool | Flatten):
-            units.append(MoveUnit(node, op))
-        elif isinstance(op, Relu) and graph.kinds[node.inputs[0]] == "codes":
-            units.append(SumUnit(node.inputs, _the_quantizer(graph, node)))
-    return tuple(units)
+    found = (_unit_of(graph, node) for node in graph.nodes)
+    return tuple(unit for unit in found if unit is not None)
 
 
-def _product(graph: Graph, node: Node, op: Conv2d | Linear, index: int) -> ProductUnit:
+def _unit_of(graph: Graph, node: Node) -> Unit | None:
+    """The unit that begins with `node`; None for a node in the middle of one."""
+    op = node.op
+    if isinstance(op, Conv2d | Linear):
+        return _product(graph, node, op)
+    if isinstance(op, Add):
+        return SumUnit(node.inputs, _the_quantizer(graph, node))
+    if isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
+        return PoolUnit(node, op)
+    if isinstance(op, Flatten):
+        return FlattenUnit(node)
+    if isinstance(op, Relu):
+        alone = graph.kinds[node.inputs[0]] == "codes"
+        return SumUnit(node.inputs, _the_quantizer(graph, node)) if alone else None
+    if isinstance(op, BatchNorm | Quantize):
+        return None
+    assert_never(op)
+
+
+def _product(graph: Graph, node: Node, op: Conv2d | Linear) -> ProductUnit:
     if isinstance(op, Conv2d):
         _check_size(graph, node, op)
     readers = [graph.by_name[name] for name in graph.consumers[node.name]]
     norm = readers[0] if readers and isinstance(readers[0].op, BatchNorm) else None
     quantizer = None if node.name == graph.output else _the_quantizer(graph, norm or node)
-    return ProductUnit(node, op, index, norm, quantizer, node.inputs[0])
+    return ProductUnit(node, op, graph.layers.index(node), norm, quantizer, node.inputs[0])
 
 
 def _check_size(graph: Graph, node: Node, op: Conv2d) -> None:
@@ -156,7 +193,7 @@ def _check_size(graph: Graph, node: Node, op: Conv2d) -> None:
 
 
 def _greatest_byte(graph: Graph, name: str) -> int:
-    """Of the stored codes of `name`: two of at most 4 bits share a byte; the image and averages have 8."""
+    """The greatest stored code of `name`: two 4-bit ones share a byte; the image and averages have 8 bits."""
     while name != INPUT and isinstance(graph.by_name[name].op, MaxPool | Flatten):
         name = graph.by_name[name].inputs[0]
     op = None if name == INPUT else graph.by_name[name].op

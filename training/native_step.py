@@ -8,21 +8,22 @@ from ctypes import c_uint32
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.tensors import Buffer
-from fedmpq.model.graph import INPUT, Flatten, Graph
+from fedmpq.kernels.memory import Buffer
+from fedmpq.model.graph import INPUT, Graph
+from fedmpq.model.never import assert_never
 from fedmpq.model.randomness import Draws
 from fedmpq.training.arena import Layout
-from fedmpq.training.binding import Binding, BoundUnit, Tensor
-from fedmpq.training.move_units import Flattening, Pool, Sum
+from fedmpq.training.binding import Binding, ForwardUnit, Scratch, Tensor
 from fedmpq.training.native_layer import TrainedLayer
-from fedmpq.training.native_plan import ProductUnit, SumUnit, Unit
-from fedmpq.training.normalization import Scratch
-from fedmpq.training.product_units import Logits, Product
+from fedmpq.training.native_plan import FlattenUnit, PoolUnit, ProductUnit, SumUnit, Unit
+from fedmpq.training.pool_units import FlattenForward, PoolForward
+from fedmpq.training.product_units import Logits, LogitsForward, ProductForward
 from fedmpq.training.side_tensors import SideTensors
+from fedmpq.training.sum_units import SumForward
 
 
-class NativeStep:
-    """One step on so many images; `layout` is to be put into memory before it runs."""
+class BoundStep:
+    """A step on so many images whose calls are bound; `layout` says how much memory it needs."""
 
     def __init__(
         self,
@@ -36,54 +37,64 @@ class NativeStep:
         float_errors: bool,
     ) -> None:
         self.layout = layout = Layout()
-        self._side = side
-        self._step = c_uint32()
-        self._image = _image(graph, images)
-        self._labels = Buffer(images, np.int64)
-        self._scratch = Scratch(layout, max(len(layer.scale) for layer in layers.values()))
-        self._statistics = layout.buffer(side.statistics, np.float64)
+        self.side = side
+        self.number = c_uint32()
+        """The number of the step under way."""
+        self.image = _image(graph, images)
+        self.labels = Buffer(images, np.int64)
+        self.scratch = Scratch(layout, max(len(layer.scale) for layer in layers.values()))
+        self.statistics = layout.buffer(side.statistics, np.float64)
         binding = Binding(
             layers=layers,
             side=side,
             draws=draws,
             threads=threads,
             float_errors=float_errors,
-            step=self._step,
-            labels=self._labels,
+            step=self.number,
+            labels=self.labels,
             layout=layout,
-            scratch=self._scratch,
-            statistics=self._statistics,
-            tensors={INPUT: self._image},
+            scratch=self.scratch,
+            statistics=self.statistics,
+            tensors={INPUT: self.image},
         )
-        self._units = [_bound(unit, binding) for unit in units]
-        layout.use(self._statistics)
-        for unit in reversed(self._units):
-            unit.bind_backward(binding)
-        self._quantized = [binding.tensors[quantizer.name] for quantizer in side.quantizers]
-        self._logits = next(unit for unit in self._units if isinstance(unit, Logits))
+        forward = [_bound(unit, binding) for unit in units]
+        layout.use(self.statistics)
+        backward = [unit.bind_backward(binding) for unit in reversed(forward)]
+        self.units = tuple(reversed(backward))
+        self.quantized = [binding.tensors[quantizer.name] for quantizer in side.quantizers]
 
-    def put_into(self, block: NDArray[np.uint8]) -> None:
+    def put_into(self, block: NDArray[np.uint8]) -> NativeStep:
+        """The step with its buffers in `block`, once `layout` has chosen their places."""
         self.layout.put_into(block)
-        for unit in self._units:
-            unit.settle(self._scratch)
+        return NativeStep(self)
+
+
+class NativeStep:
+    """One training step on so many images, ready to run."""
+
+    def __init__(self, bound: BoundStep) -> None:
+        self._bound = bound
+        self._units = [unit.settle(bound.scratch) for unit in bound.units]
+        self._logits = next(unit for unit in self._units if isinstance(unit, Logits))
 
     def run(self, number: int, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
         """Train on a batch; its mean loss, and how many answers were right."""
-        self._step.value = number
-        self._image.buffer.put(np.ascontiguousarray(images).reshape(-1))
-        self._labels.put(np.ascontiguousarray(labels))
+        bound = self._bound
+        bound.number.value = number
+        bound.image.buffer.put(np.ascontiguousarray(images).reshape(-1))
+        bound.labels.put(np.ascontiguousarray(labels))
         try:
-            for tensor, scale in zip(self._quantized, self._side.scales(), strict=True):
+            for tensor, scale in zip(bound.quantized, bound.side.scales(), strict=True):
                 tensor.scale = scale
             for unit in self._units:
                 unit.forward()
-            self._side.track(self._statistics.array)
+            bound.side.track(bound.statistics.array)
             for unit in reversed(self._units):
                 unit.backward()
-            self._side.update()
+            bound.side.update()
         finally:
-            self._image.buffer.drop()
-            self._labels.drop()
+            bound.image.buffer.drop()
+            bound.labels.drop()
         return self._logits.loss, self._logits.right
 
 
@@ -97,11 +108,15 @@ def _image(graph: Graph, images: int) -> Tensor:
     return Tensor(pixels, low, high, images, (channels, height, width), scale)
 
 
-def _bound(unit: Unit, binding: Binding) -> BoundUnit:
+def _bound(unit: Unit, binding: Binding) -> ForwardUnit:
     if isinstance(unit, ProductUnit):
         if unit.quantizer is None:
-            return Logits(unit, binding)
-        return Product(unit, unit.quantizer, binding)
+            return LogitsForward.bind(unit, binding)
+        return ProductForward.bind(unit, unit.quantizer, binding)
     if isinstance(unit, SumUnit):
-        return Sum(unit, binding)
-    return Flattening(unit, binding) if isinstance(unit.op, Flatten) else Pool(unit, binding)
+        return SumForward.bind(unit, binding)
+    if isinstance(unit, PoolUnit):
+        return PoolForward.bind(unit, binding)
+    if isinstance(unit, FlattenUnit):
+        return FlattenForward.bind(unit, binding)
+    assert_never(unit)

@@ -19,61 +19,73 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.tensors import Conv, Memory, Rescale
+from fedmpq.kernels.memory import Memory
+from fedmpq.kernels.tensors import Conv, Normalize, Rescale
 from fedmpq.model.graph import BatchNorm
-from fedmpq.training.arena import Layout, StepBuffer
+from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import ProductUnit
-from fedmpq.training.side_tensors import SideTensors
 
 Doubles = NDArray[np.float64]
 Vector = NDArray[np.float32]
 
-_SUM_ROWS, _WORK_ROWS = 4, 5
+
+class BoundMap:
+    """The map of a layer without BatchNorm, bound: its buffers have no places yet."""
+
+    def __init__(
+        self, unit: ProductUnit, conv: Conv, layer: TrainedLayer, target: Tensor, binding: Binding
+    ) -> None:
+        side = binding.side
+        self.channels = int(conv.out_channels)
+        self.scale = layer.scale
+        self.offset = side.values[side.places[f"{unit.node.name}.bias"]] if unit.op.bias else None
+        self.t = binding.layout.buffer(2 * self.channels, np.float32)
+        binding.layout.use(self.t, binding.scratch.work)
+        scale, shift = self.t.split(2)
+        self.rescale = Rescale(scale, shift, target.low, target.high)
+        zeros = np.zeros(self.channels, np.float32)
+        self.normalize = Normalize(zeros, zeros)
+        self.gain: Memory = layer.scale
+
+    def settle(self, scratch: Scratch) -> ChannelMap:
+        """The map on its buffers' arrays, once they have places."""
+        return ChannelMap(self, scratch)
 
 
-class Scratch:
-    """Doubles that the layers of a step use in turn, rows of one number per channel."""
+class BoundNormMap(BoundMap):
+    """The map of a layer with BatchNorm, bound."""
 
-    def __init__(self, layout: Layout, channels: int) -> None:
-        self.sums = layout.buffer(_SUM_ROWS * channels, np.float64)
-        """What kernels add up."""
-        self.work = layout.buffer(_WORK_ROWS * channels, np.float64)
+    def __init__(
+        self, unit: ProductUnit, conv: Conv, layer: TrainedLayer, target: Tensor, binding: Binding
+    ) -> None:
+        super().__init__(unit, conv, layer, target, binding)
+        assert unit.norm is not None
+        assert isinstance(unit.norm.op, BatchNorm)
+        side, name, self.eps = binding.side, unit.norm.name, unit.norm.op.eps
+        self.count = int(conv.images * conv.pixels)
+        self.gamma, self.beta = (side.values[side.places[f"{name}.{part}"]] for part in ("weight", "bias"))
+        self.running = [side.running_places[f"{name}.{part}"] for part in ("running_mean", "running_var")]
+        self.statistics = binding.statistics
+        self.normed = binding.layout.buffer(3 * self.channels, np.float32)
+        norm, bias, self.gain = self.normed.split(3)
+        self.normalize = Normalize(norm, bias)
+        binding.layout.use(self.normed, binding.scratch.sums, self.statistics)
 
-    def sum_rows(self, channels: int) -> Doubles:
-        found: Doubles = self.sums.array[: _SUM_ROWS * channels].reshape(_SUM_ROWS, channels)
-        return found
-
-    def work_rows(self, channels: int) -> Doubles:
-        found: Doubles = self.work.array[: _WORK_ROWS * channels].reshape(_WORK_ROWS, channels)
-        return found
+    def settle(self, scratch: Scratch) -> NormMap:
+        return NormMap(self, scratch)
 
 
 class ChannelMap:
     """The map of a layer without BatchNorm."""
 
-    def __init__(self, unit: ProductUnit, conv: Conv, layer: TrainedLayer, side: SideTensors) -> None:
-        self._channels = int(conv.out_channels)
-        self._scale = layer.scale
-        self._offset = side.values[side.places[f"{unit.node.name}.bias"]] if unit.op.bias else None
-        self.norm: Memory = np.zeros(self._channels, np.float32)
-        self.bias: Memory = self.norm
-        self.gain: Memory = layer.scale
-
-    def bind(self, layout: Layout, scratch: Scratch, statistics: StepBuffer) -> None:
-        """The moment at which it is computed."""
-        self._t_buffer = layout.buffer(2 * self._channels, np.float32)
-        layout.use(self._t_buffer, scratch.work)
-
-    def rescale(self, low: int, high: int) -> Rescale:
-        scale, shift = self._t_buffer.split(2)
-        return Rescale(scale, shift, low, high)
-
-    def settle(self, scratch: Scratch) -> None:
-        """Take hold of the buffers' arrays, once they have places."""
-        self.t: Vector = self._t_buffer.array
-        self._t_rows = self.t.reshape(2, self._channels)
-        self._pair = scratch.work_rows(self._channels)[:2]
+    def __init__(self, bound: BoundMap, scratch: Scratch) -> None:
+        channels = bound.channels
+        self._scale, self._offset = bound.scale, bound.offset
+        self.t: Vector = bound.t.array
+        """Scale and shift of `t`, one after the other."""
+        self._t_rows = self.t.reshape(2, channels)
+        self._pair = scratch.work_rows(channels)[:2]
         self._s, self._shift = self._pair
 
     def compute(self, source: float, target: float) -> None:
@@ -88,32 +100,18 @@ class ChannelMap:
 class NormMap(ChannelMap):
     """With BatchNorm, by the sums and sums of squares of the accumulators that the scratch holds."""
 
-    def __init__(self, unit: ProductUnit, conv: Conv, layer: TrainedLayer, side: SideTensors) -> None:
-        super().__init__(unit, conv, layer, side)
-        assert unit.norm is not None
-        assert isinstance(unit.norm.op, BatchNorm)
-        name, self._eps = unit.norm.name, unit.norm.op.eps
-        self._count = int(conv.images * conv.pixels)
-        self._unbiased = self._count / max(1, self._count - 1)
-        self._gamma, self._beta = (side.values[side.places[f"{name}.{part}"]] for part in ("weight", "bias"))
-        self._running = [side.running_places[f"{name}.{part}"] for part in ("running_mean", "running_var")]
-
-    def bind(self, layout: Layout, scratch: Scratch, statistics: StepBuffer) -> None:
-        super().bind(layout, scratch, statistics)
-        self._norm_buffer = layout.buffer(3 * self._channels, np.float32)
-        self.norm, self.bias, self.gain = self._norm_buffer.split(3)
-        self._statistics = statistics
-        layout.use(self._norm_buffer, scratch.sums, statistics)
-
-    def settle(self, scratch: Scratch) -> None:
-        super().settle(scratch)
-        self._sums = scratch.sum_rows(self._channels)[:2]
+    def __init__(self, bound: BoundNormMap, scratch: Scratch) -> None:
+        super().__init__(bound, scratch)
+        channels = bound.channels
+        self._eps, self._gamma, self._beta = bound.eps, bound.gamma, bound.beta
+        self._count, self._unbiased = bound.count, bound.count / max(1, bound.count - 1)
+        self._sums = scratch.sum_rows(channels)[:2]
         self._centre: Doubles = self._sums[0]
         self._deviation: Doubles = self._sums[1]
-        self._wide_scale, self._wide_gamma, self._wide_beta = scratch.work_rows(self._channels)[2:]
-        normed = self._norm_buffer.array.reshape(3, self._channels)
+        self._wide_scale, self._wide_gamma, self._wide_beta = scratch.work_rows(channels)[2:]
+        normed = bound.normed.array.reshape(3, channels)
         self._normed, self._gains = normed[:2], normed[2]
-        self._mean, self._variance = (self._statistics.array[place] for place in self._running)
+        self._mean, self._variance = (bound.statistics.array[place] for place in bound.running)
 
     def compute(self, source: float, target: float) -> None:
         pair, shift, scale, gamma = self._pair, self._shift, self._wide_scale, self._wide_gamma

@@ -29,7 +29,7 @@ class NotFinite(ArithmeticError):
 
 
 def all_finite(values: NDArray[np.float32] | NDArray[np.float64]) -> bool:
-    """Of a vector."""
+    """Whether every number of the vector is finite."""
     # A sum of finite numbers may overflow, so only one that is not finite is worth a closer look.
     return math.isfinite(np.add.reduce(values)) or bool(np.isfinite(values).all())
 
@@ -71,10 +71,15 @@ class SideTensors:
         return len(self._running)
 
     def scales(self) -> list[float]:
-        """Of the codes behind each quantizer: `min(max(clip, MIN_CLIP), bound) / greatest code`."""
+        """The scale of the codes behind each quantizer: `min(max(clip, MIN_CLIP), bound) / greatest code`."""
         clips = np.minimum(np.maximum(self._clips, MIN_CLIP), self._bounds)
         scales: list[float] = (clips / self._highs).tolist()
         return scales
+
+    def clip_gradient(self, quantizer: Quantizer) -> Vector:
+        """Where the gradient of a quantizer's clip goes: one element."""
+        gradient: Vector = self.gradients[self.places[clip_of(quantizer)]]
+        return gradient
 
     def update(self) -> None:
         """One step against the gradients."""

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedmpq.kernels import bound
-from fedmpq.kernels.tensors import Buffer, CodeUpdate, Conv, Counter, MomentumBuffer, StoredCodes
+from fedmpq.kernels.memory import Buffer
+from fedmpq.kernels.tensors import CodeUpdate, Conv, Counter, MomentumBuffer, StoredCodes
 from tests.kernels import training_calls as training
 
 
@@ -35,13 +36,12 @@ def test_both_sides_of_an_addition_may_move() -> None:
     random = np.random.default_rng(0)
     left, right = Buffer(10, np.uint8), Buffer(10, np.uint8)
     out, states = np.zeros(10, np.uint8), np.zeros(3, np.uint8)
-    codes = StoredCodes(left, False, 0), StoredCodes(right, False, 3)
-    addition = bound.add(*codes, 1, 10, c_float(1.0), 0, 255, False, 1, out, states)
+    scaled = StoredCodes(left, False, 0), 2.0, StoredCodes(right, False, 3), 1.0
+    addition = bound.add(*scaled, 1, 10, c_float(1.0), 0, 255, False, 1, out, states)
     for _ in range(2):
         values = random.integers(3, 50, (2, 10)).astype(np.uint8)
         left.put(values[0].copy())
         right.put(values[1].copy())
-        addition.left.scale, addition.right.scale = 2.0, 1.0
         addition()
         assert out.tolist() == (2 * values[0].astype(int) + values[1] - 3).tolist()
 

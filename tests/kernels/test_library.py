@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedmpq import kernels
-from fedmpq.kernels import library
+from fedmpq.kernels import library, prototypes
 
 
 def test_the_best_isa_is_chosen_and_can_be_forced() -> None:
@@ -40,7 +40,7 @@ def test_a_missing_library_says_how_to_build_it(tmp_path: Path) -> None:
 
 
 def test_a_stale_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(library.PROTOTYPES, "fedmpq_of_tomorrow", (None, ()))
+    monkeypatch.setitem(prototypes.PROTOTYPES, "fedmpq_of_tomorrow", prototypes.Prototype(None, ()))
     with pytest.raises(
         ImportError, match=r"lacks fedmpq_of_tomorrow.*older than its sources.*pip install -e \."
     ):

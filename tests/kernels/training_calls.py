@@ -6,7 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.kernels import bound
-from fedmpq.kernels.tensors import CodeUpdate, Conv, Counter, Floats, MomentumBuffer, Rescale, StoredCodes
+from fedmpq.kernels.prototypes import FedmpqExtent
+from fedmpq.kernels.tensors import (
+    CodeUpdate,
+    Conv,
+    Counter,
+    Floats,
+    MomentumBuffer,
+    Normalize,
+    Rescale,
+    StoredCodes,
+)
 
 Bytes = NDArray[np.uint8]
 Sums = NDArray[np.int32]
@@ -41,7 +51,8 @@ def conv_backward_sums(
     """Accumulators again into `acc`, and `(4, out_channels)` sums: of errors passed, of those times the
     normalized value, and of errors clipped above and below."""
     sums = np.empty((4, conv.out_channels), np.float64)
-    bound.conv_backward_sums(conv, codes, weights, error, rescale, norm, bias, threads, acc, sums)()
+    normalize = Normalize(norm, bias)
+    bound.conv_backward_sums(conv, codes, weights, error, rescale, normalize, threads, acc, sums)()
     return sums
 
 
@@ -64,8 +75,8 @@ def kept_backward_sums(
 ) -> NDArray[np.float64]:
     """The same as `conv_backward_sums` from accumulators that were kept, in place of products."""
     sums = np.empty((4, channels), np.float64)
-    size = images, pixels, channels
-    bound.kept_backward_sums(kept, *size, error, rescale, norm, bias, threads, acc, sums)()
+    extent, normalize = FedmpqExtent(images, pixels, channels), Normalize(norm, bias)
+    bound.kept_backward_sums(kept, extent, error, rescale, normalize, threads, acc, sums)()
     return sums
 
 
@@ -97,7 +108,7 @@ def requantize(
     threads: int,
     out: Bytes,
 ) -> None:
-    bound.requantize(acc, images, pixels, channels, rescale, pairs, threads, out)()
+    bound.requantize(acc, FedmpqExtent(images, pixels, channels), rescale, pairs, threads, out)()
 
 
 def backward_error(
@@ -117,8 +128,9 @@ def backward_error(
 ) -> float:
     """Turn errors of the output into those of the accumulators, maybe in place; the greatest magnitude."""
     greatest = np.empty(images, np.float32)
-    vectors = (norm, bias, gain, mean_g, mean_gx)
-    bound.backward_error(acc, error, images, pixels, channels, rescale, *vectors, threads, out, greatest)()
+    extent, normalize = FedmpqExtent(images, pixels, channels), Normalize(norm, bias)
+    vectors = (gain, mean_g, mean_gx)
+    bound.backward_error(acc, error, extent, rescale, normalize, *vectors, threads, out, greatest)()
     return float(greatest.max(initial=0.0))
 
 
@@ -150,9 +162,8 @@ def add(
     out: Bytes,
     states: Bytes,
 ) -> None:
-    addition = bound.add(left, right, images, count, step, low, high, pairs, threads, out, states)
-    addition.left.scale, addition.right.scale = left_scale, right_scale
-    addition()
+    scaled = left, left_scale, right, right_scale
+    bound.add(*scaled, images, count, step, low, high, pairs, threads, out, states)()
 
 
 def pass_error(states: Bytes, images: int, count: int, threads: int, error: Errors) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmpq.kernels.tensors import Buffer
+from fedmpq.kernels.memory import Buffer
 from fedmpq.training.arena import Arena, Layout, StepBuffer
 
 steps = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=12)

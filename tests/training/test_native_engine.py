@@ -22,6 +22,7 @@ from bench.workload import make_workload
 from fedmpq import kernels
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.kernels import bound, tensors
+from fedmpq.kernels.call import Call
 from fedmpq.model import integer_forward, zoo
 from fedmpq.model.activations import MIN_CLIP
 from fedmpq.model.graph import Graph, GraphError
@@ -34,9 +35,9 @@ from fedmpq.training import product_units
 from fedmpq.training.arena import Arena, Layout
 from fedmpq.training.engine import Batch, Engine, EngineError, EpochResult, TrainingError, make_engine
 from fedmpq.training.local_round import batches
-from fedmpq.training.move_units import Sum
 from fedmpq.training.native_engine import NativeEngine
 from fedmpq.training.product_units import Product
+from fedmpq.training.sum_units import Sum
 from fedmpq.training.torch_engine import TorchEngine
 from tests.training.small_graphs import GRAPHS, random_batch, random_state
 from tests.training.watched_calls import Watched
@@ -191,7 +192,7 @@ def test_means_are_over_samples_not_batches(monkeypatch: pytest.MonkeyPatch) -> 
 
     own = bound.softmax_loss
 
-    def judged(acc: Any, samples: int, classes: int, *rest: Any) -> bound.Call:
+    def judged(acc: Any, samples: int, classes: int, *rest: Any) -> Call:
         *_, gradient, loss = rest
 
         def falsify(_: int) -> int:
@@ -225,7 +226,7 @@ def arrays_of(root: object) -> Iterator[NDArray[Any]]:
             waiting.extend(item.values())
         elif isinstance(item, list | tuple | set | frozenset):
             waiting.extend(item)
-        elif isinstance(item, bound.Call):
+        elif isinstance(item, Call):
             waiting.extend(item._kept)
         elif hasattr(item, "__dict__"):
             waiting.extend(vars(item).values())
@@ -281,9 +282,9 @@ def test_batch_sizes_may_change_at_will(name: str) -> None:
 
 
 def kept_layers(engine: NativeEngine, images: int) -> dict[str, tuple[bool, bool]]:
-    """Of every layer but the last: whether there is room for its accumulators, and whether they are kept."""
+    """For every layer but the last, whether there is room for its accumulators, and whether they are kept."""
     units = [unit for unit in engine._steps[images]._units if isinstance(unit, Product)]
-    return {unit._unit.node.name: (unit._has_room, unit._is_kept) for unit in units}
+    return {unit.bound.unit.node.name: (unit.has_room, unit.is_kept) for unit in units}
 
 
 @pytest.mark.parametrize("float_errors", [False, True])
@@ -339,8 +340,9 @@ def test_errors_are_copied_only_for_who_would_spoil_them() -> None:
     model = small_model("residuals")
     engine = loaded(model)
     outcome(engine, model[0], (8,))
-    sums = [unit for unit in engine._steps[8]._units if isinstance(unit, Sum) and unit._right is not None]
-    copied = {unit._unit.sources[0] == unit._unit.sources[1]: unit._twin is not unit._error for unit in sums}
+    units = [unit for unit in engine._steps[8]._units if isinstance(unit, Sum)]
+    sums = [unit for unit in units if unit.bound.right is not None]
+    copied = {len(set(unit.bound.unit.sources)) == 1: unit.backward_bound.copy is not None for unit in sums}
     assert copied == {True: True, False: False}
 
 
@@ -461,7 +463,7 @@ def test_a_gradient_that_is_no_number_names_the_layer_and_leaves_its_codes(
     own, victim = bound.conv_backward_weights, model[0].layers[3]
     shape = model[0].weight_shape(victim.name)
 
-    def spoiling(conv: Any, codes: Any, errors: Any, scale: Any, threads: int, gradient: Any) -> bound.Call:
+    def spoiling(conv: Any, codes: Any, errors: Any, scale: Any, threads: int, gradient: Any) -> Call:
         def spoil(_: None) -> None:
             if (conv.out_channels, conv.channels, conv.stride_h) == (shape[0], shape[1], 2):
                 gradient.array[-1] = bad
@@ -514,7 +516,7 @@ def test_errors_too_small_for_a_scale_count_as_nothing(monkeypatch: pytest.Monke
     """Logits so far apart that softmax leaves 1e-38: neither a division by zero nor a move."""
     own, inverses = bound.quantize_error, []
 
-    def watching(error: Any, images: int, count: int, inverse: Any, *rest: Any) -> bound.Call:
+    def watching(error: Any, images: int, count: int, inverse: Any, *rest: Any) -> Call:
         call = own(error, images, count, inverse, *rest)
         return Watched(call, after=lambda _: inverses.append(inverse.value))
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.kernels import bound
+from fedmpq.kernels.call import Call
 from fedmpq.model.graph import Conv2d, Graph, Linear
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
@@ -23,6 +24,7 @@ from fedmpq.training import torch_engine
 from fedmpq.training.engine import Batch, EpochResult
 from fedmpq.training.native_engine import NativeEngine
 from fedmpq.training.native_step import NativeStep
+from fedmpq.training.product_units import Logits, Product
 from fedmpq.training.torch_engine import TorchEngine, _Network, _TrainedLayer
 from tests.training.small_graphs import GRAPHS, random_batch, random_state
 from tests.training.watched_calls import Watched
@@ -66,20 +68,19 @@ class WatchedNative(NativeEngine):
 
         def watched() -> None:
             forward()
-            if hasattr(unit, "_target"):
-                self.seen.codes[unit._unit.output] = (
-                    unit._target.unpaired().astype(np.int64) + unit._target.low
-                )
+            if not isinstance(unit, Logits):
+                target = unit.bound.target
+                self.seen.codes[unit.bound.unit.output] = target.unpaired().astype(np.int64) + target.low
 
         unit.forward = watched
 
     def _watch_layer(self, unit: Any) -> None:
         def watched() -> int:
-            self.seen.layers[unit._unit.node.name] = unit._learner._gradient.array.copy()
+            self.seen.layers[unit.bound.unit.node.name] = unit.learner.gradient.array.copy()
             return 0
 
-        if hasattr(unit, "_learner"):
-            unit._learner._update = watched
+        if isinstance(unit, Product | Logits):
+            unit.learner.update = watched  # type: ignore[assignment]
 
     def _watch_side(self) -> None:
         side = self._side
@@ -216,7 +217,7 @@ def test_accumulators_are_exact(monkeypatch: pytest.MonkeyPatch, name: str, bits
     own, sums = bound.conv_forward, dict[str, NDArray[np.int32]]()
     names = iter(node.name for node in graph.layers)
 
-    def watching(conv: Any, codes: Any, weights: Any, threads: int, acc: Any, totals: Any) -> bound.Call:
+    def watching(conv: Any, codes: Any, weights: Any, threads: int, acc: Any, totals: Any) -> Call:
         name = next(names)
 
         def watch(_: None) -> None:
@@ -273,7 +274,7 @@ def test_the_update_is_the_torch_engines_to_the_bit(
     }
     own, index = bound.update_codes, {i: node.name for i, node in enumerate(graph.layers)}
 
-    def watching(update: Any, gradient: Any, codes: Any) -> bound.Call:
+    def watching(update: Any, gradient: Any, codes: Any) -> Call:
         def watch() -> None:
             reference[index[update.layer]].apply(gradient.array.copy(), update.step_number)
 

@@ -28,7 +28,8 @@ from fedmpq.model.graph import (
 from fedmpq.model.ops import RULES
 from fedmpq.model.quantizers import place_quantizers
 from fedmpq.training.native_plan import (
-    MoveUnit,
+    FlattenUnit,
+    PoolUnit,
     ProductUnit,
     Quantizer,
     SumUnit,
@@ -45,8 +46,8 @@ def test_a_layer_with_all_that_follows_is_one_unit(make_model: Callable[..., Any
         (ProductUnit, ("stem_relu.quantized",), "depthwise_norm.quantized"),
         (SumUnit, ("depthwise_norm.quantized", "stem_relu.quantized"), "sum_relu.quantized"),
         (ProductUnit, ("sum_relu.quantized",), "wide_relu.quantized"),
-        (MoveUnit, ("wide_relu.quantized",), "mean"),
-        (MoveUnit, ("mean",), "flat"),
+        (PoolUnit, ("wide_relu.quantized",), "mean"),
+        (FlattenUnit, ("mean",), "flat"),
         (ProductUnit, ("flat",), "classes"),
     ]
     stem, depthwise, total, wide, *_, classes = units

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedmpq.kernels import bound
+from fedmpq.kernels.call import Call
 
 
-class Watched(bound.Call):
+class Watched(Call):
     """`call`; what `after` makes of its result, unless None, is the result."""
 
     def __init__(
         self,
-        call: bound.Call,
+        call: Call,
         before: Callable[[], object] = lambda: None,
         after: Callable[[Any], Any] = lambda result: result,
     ) -> None:

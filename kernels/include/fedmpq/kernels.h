@@ -1,5 +1,6 @@
-// The C ABI of libfedmpq_kernels. No function allocates, throws or keeps a pointer; every one may be called from many
-// threads at once on distinct outputs (fedmpq_force_isa excepted, which is for tests and start-up).
+// The C ABI of libfedmpq_kernels. No function throws or keeps a pointer, and none in this file allocates (those of
+// training.h allocate scratch buffers and free them before they return). Every function may be called from many threads at
+// once on distinct outputs, but for fedmpq_force_isa and fedmpq_force_bit_serial, which are for tests and start-up.
 //
 // Stored format, "planes": the m codes of a layer, each in [0, 2^bits - 1] with bits in 1..8, are kept as `bits`
 // bit-planes of ceil(m/8) bytes, one after the other. Plane i holds bit i of every code; the bit of weight j is bit

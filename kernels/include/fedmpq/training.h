@@ -6,8 +6,10 @@
 // for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column). Weights and int8
 // errors lie within ±127.
 //
-// Functions that return int32_t return 0, or -1 when there is not enough memory, unless they say otherwise. `threads` share
-// the images; the result does not depend on their number, nor on the instruction set.
+// Functions that return int32_t return 0, or -1 when there is not enough memory for their scratch buffers, unless they say
+// otherwise. `threads` share the images; the result does not depend on their number, nor on the instruction set.
+//
+// kernels/prototypes.py is generated from this file and kernels.h (`python -m tools.c_interface`).
 #ifndef FEDMPQ_TRAINING_H
 #define FEDMPQ_TRAINING_H
 
@@ -17,8 +19,8 @@
 extern "C" {
 #endif
 
-// A convolution, or a pool (channels == out_channels, dilation and groups 1). A linear layer is a convolution of one image
-// of height 1 whose width is the batch. At most 1024 taps.
+// A convolution, or a pool (channels == out_channels, dilation and groups 1). A linear layer is a convolution whose images,
+// kernel and outputs are one pixel each. At most 1024 taps.
 typedef struct {
   int32_t images, height, width, channels;
   int32_t out_height, out_width, out_channels;
@@ -26,58 +28,73 @@ typedef struct {
   int32_t groups;
 } FedmpqConv;
 
+// A batch of stored codes, as described above.
 typedef struct {
   const uint8_t* data;
   int32_t pairs, zero;
-  float scale;
 } FedmpqCodes;
 
+// The extent of a batch of accumulators or errors: images * pixels * channels elements.
+typedef struct {
+  int32_t images;
+  int64_t pixels;
+  int32_t channels;
+} FedmpqExtent;
+
+// From accumulators to codes, by channel: t = acc * scale + shift, code = clamp(rint(t), low, high).
+typedef struct {
+  const float *scale, *shift;
+  float low, high;
+} FedmpqRescale;
+
+// From accumulators to what BatchNorm normalizes, by channel: acc * norm + bias.
+typedef struct {
+  const float *norm, *bias;
+} FedmpqNormalize;
+
 // acc = sum of code * weight; padding has code 0. If sums is not null: sums[0][o] = sum of acc, sums[1][o] = sum of acc^2.
-FEDMPQ_API int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
-                                       const int8_t* weights, int32_t threads, int32_t* acc, double* sums);
+FEDMPQ_API int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+                                       int32_t threads, int32_t* acc, double* sums);
 
 // Makes fedmpq_conv_forward use the bit-serial form (AND and popcount on bit-planes) for 4-bit codes with weights of up to
 // so many bits, at most 7, or, if negative, where it is faster, which is the default. For tests and measurements.
 FEDMPQ_API void fedmpq_force_bit_serial(int32_t most_bits);
 
-// The accumulators again and, with t = acc * scale + shift and g = error where low < t < high, else 0:
+// The accumulators again and, with t of the rescaling and g = error where low < t < high, else 0:
 // sums[0][o] = sum of g, sums[1][o] = sum of g * (acc * norm + bias), sums[2][o] = sum of errors with t >= high,
-// sums[3][o] = with t <= low.
-FEDMPQ_API int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
-                                             const int8_t* weights, const uint16_t* error, const float* scale,
-                                             const float* shift, float low, float high, const float* norm,
-                                             const float* bias, int32_t threads, int32_t* acc, double* sums);
+// sums[3][o] = sum of errors with t <= low.
+FEDMPQ_API int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+                                             const uint16_t* error, const FedmpqRescale* rescale,
+                                             const FedmpqNormalize* normalize, int32_t threads, int32_t* acc,
+                                             double* sums);
 
 // Accumulators as 16-bit numbers for the backward pass. Returns 1, or 0 if some are too large for that: what is in `kept`
 // then means nothing.
 FEDMPQ_API int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept);
 
 // The same as fedmpq_conv_backward_sums from accumulators that were kept, in place of products.
-FEDMPQ_API int32_t fedmpq_kept_backward_sums(const int16_t* kept, int32_t images, int64_t pixels, int32_t channels,
-                                             const uint16_t* error, const float* scale, const float* shift, float low,
-                                             float high, const float* norm, const float* bias, int32_t threads,
-                                             int32_t* acc, double* sums);
+FEDMPQ_API int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqExtent* extent, const uint16_t* error,
+                                             const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
+                                             int32_t threads, int32_t* acc, double* sums);
 
 // error of the input (+)= scale * sum of error * weight
 FEDMPQ_API int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights,
                                               float scale, int32_t add, int32_t threads, uint16_t* out);
 
 // gradient[o] = scale[o] * sum of error * code. Returns -2 for an image too large for the sums of one.
-FEDMPQ_API int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
-                                                const int8_t* errors, const float* scale, int32_t threads,
-                                                float* gradient);
+FEDMPQ_API int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* errors,
+                                                const float* scale, int32_t threads, float* gradient);
 
-// code = clamp(rint(acc * scale + shift), low, high), stored as code - low
-FEDMPQ_API int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, int32_t channels,
-                                     const float* scale, const float* shift, float low, float high, int32_t pairs,
-                                     int32_t threads, uint8_t* out);
+// The codes of accumulators, stored as code - low.
+FEDMPQ_API int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* extent, const FedmpqRescale* rescale,
+                                     int32_t pairs, int32_t threads, uint8_t* out);
 
 // With g as above: out = gain * (g - mean_g - (acc * norm + bias) * mean_gx), which may be where error is;
 // greatest[image] = the greatest magnitude
-FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, int32_t images, int64_t pixels,
-                                      int32_t channels, const float* scale, const float* shift, float low, float high,
-                                      const float* norm, const float* bias, const float* gain, const float* mean_g,
-                                      const float* mean_gx, int32_t threads, uint16_t* out, float* greatest);
+FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const FedmpqExtent* extent,
+                                      const FedmpqRescale* rescale, const FedmpqNormalize* normalize, const float* gain,
+                                      const float* mean_g, const float* mean_gx, int32_t threads, uint16_t* out,
+                                      float* greatest);
 
 // floor(clamp(error * inverse + u, -127, 127.5) + 128) - 128 in float32 (the shift may round away what is under 2^-17 below
 // a whole number), u = (random byte + 1/2)/256. The bytes of image i are those of blocks
@@ -85,10 +102,11 @@ FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, const uint16_t* error,
 FEDMPQ_API void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1,
                                       uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);
 
-// code = clamp(rint((left + right) / step), low, high) and, in two bits each, where it fell: 0 inside, 1 above, 2 below.
-// Element i of an image's n has bits 2 * (i / q) and up of byte i % q, q = ceil(n/4).
-FEDMPQ_API int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step,
-                              float low, float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states);
+// code = clamp(rint((left * left_scale + right * right_scale) / step), low, high) and, in two bits each, where it fell:
+// 0 inside, 1 above, 2 below. Element i of an image's n has bits 2 * (i / q) and up of byte i % q, q = ceil(n/4).
+FEDMPQ_API int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const FedmpqCodes* right, float right_scale,
+                              int32_t images, int64_t count, float step, float low, float high, int32_t pairs,
+                              int32_t threads, uint8_t* out, uint8_t* states);
 
 // Zeroes errors that fell outside; clipped[0] = sum of those above, clipped[1] = below.
 FEDMPQ_API int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, int32_t threads, uint16_t* error,
@@ -97,15 +115,16 @@ FEDMPQ_API int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int6
 // error <- error + other
 FEDMPQ_API void fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error);
 
-FEDMPQ_API int32_t fedmpq_max_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t threads,
-                                   uint8_t* out);
+// The greatest code under each window, stored as the codes are.
+FEDMPQ_API int32_t fedmpq_max_pool(const FedmpqConv* pool, const FedmpqCodes* codes, int32_t threads, uint8_t* out);
 // The first of the greatest under a window takes the error.
-FEDMPQ_API int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs,
-                                            const uint16_t* error, int32_t threads, uint16_t* out);
+FEDMPQ_API int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const FedmpqCodes* codes, const uint16_t* error,
+                                            int32_t threads, uint16_t* out);
 
 // code = clamp(rint(sum of codes * multiplier), low, high), stored as bytes code - low; padding has code 0
-FEDMPQ_API int32_t fedmpq_average_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t zero,
-                                       float multiplier, float low, float high, int32_t threads, uint8_t* out);
+FEDMPQ_API int32_t fedmpq_average_pool(const FedmpqConv* pool, const FedmpqCodes* codes, float multiplier, float low,
+                                       float high, int32_t threads, uint8_t* out);
+// Every element under a window takes an equal share of its error.
 FEDMPQ_API int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* error, int32_t threads,
                                                 uint16_t* out);
 

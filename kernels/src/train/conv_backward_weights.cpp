@@ -323,10 +323,10 @@ class WeightGradient {
 
 using namespace fedmpq;
 
-int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
-                                     const int8_t* errors, const float* scale, int32_t threads, float* gradient) {
-  const FedmpqConv row = side_by_side(*conv, pairs != 0, threads);
-  WeightGradient product(row, codes, pairs != 0, zero, errors, threads);
+int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* errors,
+                                     const float* scale, int32_t threads, float* gradient) {
+  const FedmpqConv row = side_by_side(*conv, codes->pairs != 0, threads);
+  WeightGradient product(row, codes->data, codes->pairs != 0, codes->zero, errors, threads);
   if (!product.small_enough()) return -2;
   return product.run(scale, gradient) ? 0 : -1;
 }

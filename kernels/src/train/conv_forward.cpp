@@ -128,12 +128,13 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
 
 // The same of images by themselves, however they are multiplied.
 template <class After>
-int32_t forward(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int threads,
-                int32_t* acc, After after) {
+int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* weights, int threads, int32_t* acc,
+                After after) {
+  const bool pairs = codes.pairs != 0;
   const FedmpqConv row = side_by_side(c, pairs, threads);
   const int together = c.images / row.images;
-  if (together <= 1) return products(c, codes, pairs, zero, weights, threads, acc, after);
-  return products(row, codes, pairs, zero, weights, threads, acc, [&](int item, int, int) {
+  if (together <= 1) return products(c, codes.data, pairs, codes.zero, weights, threads, acc, after);
+  return products(row, codes.data, pairs, codes.zero, weights, threads, acc, [&](int item, int, int) {
     for (int i = 0; i < together; ++i) after(item * together + i, 0, c.out_height);
   });
 }
@@ -143,17 +144,17 @@ int32_t forward(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero,
 
 using namespace fedmpq;
 
-int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
-                            const int8_t* weights, int32_t threads, int32_t* acc, double* sums) {
+int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, int32_t threads,
+                            int32_t* acc, double* sums) {
   const FedmpqConv& c = *conv;
   const int64_t row = int64_t{c.out_width} * c.out_channels;
-  if (sums == nullptr) return forward(c, codes, pairs != 0, zero, weights, threads, acc, [](int, int, int) {});
+  if (sums == nullptr) return forward(c, *codes, weights, threads, acc, [](int, int, int) {});
   InOrder<double> parts(c.images, 2 * c.out_channels);
   if (!parts) return -1;
   const int64_t terms = int64_t{c.kernel_h} * c.kernel_w * (c.channels / c.groups);
-  const int64_t greatest = terms * (pairs != 0 ? 15 : 255) * greatest_weight(c, weights);
+  const int64_t greatest = terms * (codes->pairs != 0 ? 15 : 255) * greatest_weight(c, weights);
   const int64_t fit = greatest > 0 ? INT32_MAX / greatest : INT32_MAX;
-  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image, int y, int rows) {
+  const int32_t status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) {
     ops().statistics(acc + (int64_t{image} * c.out_height + y) * row, int64_t{rows} * c.out_width, c.out_channels,
                      fit > 1 ? fit : 1, parts[image], parts[image] + c.out_channels);
   });
@@ -161,20 +162,18 @@ int32_t fedmpq_conv_forward(const FedmpqConv* conv, const uint8_t* codes, int32_
   return status;
 }
 
-int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const uint8_t* codes, int32_t pairs, int32_t zero,
-                                  const int8_t* weights, const uint16_t* error, const float* scale, const float* shift,
-                                  float low, float high, const float* norm, const float* bias, int32_t threads,
-                                  int32_t* acc, double* sums) {
+int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+                                  const uint16_t* error, const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
+                                  int32_t threads, int32_t* acc, double* sums) {
   const FedmpqConv& c = *conv;
   const int64_t row = int64_t{c.out_width} * c.out_channels;
-  const Rescale rescale{scale, shift, low, high};
   InOrder<float> parts(c.images, 4 * c.out_channels);
   if (!parts) return -1;
-  const int32_t status = forward(c, codes, pairs != 0, zero, weights, threads, acc, [&](int image, int y, int rows) {
+  const int32_t status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) {
     float* own = parts[image];
     const int64_t first = (int64_t{image} * c.out_height + y) * row;
-    ops().backward_sums(acc + first, error + first, int64_t{rows} * c.out_width, c.out_channels, rescale, norm, bias, own,
-                        own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
+    ops().backward_sums(acc + first, error + first, int64_t{rows} * c.out_width, c.out_channels, *rescale, normalize->norm,
+                        normalize->bias, own, own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
   });
   parts.total(sums);
   return status;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "fedmpq/training.h"
 #include "isa.h"
 
 namespace fedmpq {
@@ -42,12 +43,7 @@ struct Tile {
   }
 };
 
-// Affine rescaling of accumulators per channel: t = acc * scale + shift, inside where low < t < high.
-struct Rescale {
-  const float* scale;
-  const float* shift;
-  float low, high;
-};
+using Rescale = FedmpqRescale;  // t is inside where low < t < high
 
 // One channel at a time: out[p][c] = sum over taps k of (a[p * stride + tap[k] + c] - zero) * w[k][c]
 struct Depthwise {

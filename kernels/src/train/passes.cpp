@@ -18,15 +18,15 @@ int last_first(int images, int item) { return images - 1 - item; }
 
 }  // namespace
 
-int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, int32_t channels, const float* scale,
-                          const float* shift, float low, float high, int32_t pairs, int32_t threads, uint8_t* out) {
-  const int64_t count = pixels * channels;
-  const Rescale rescale{scale, shift, low, high};
+int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* extent, const FedmpqRescale* rescale, int32_t pairs,
+                          int32_t threads, uint8_t* out) {
+  const int images = extent->images, channels = extent->channels;
+  const int64_t pixels = extent->pixels, count = pixels * channels;
   std::atomic<bool> enough{true};
   parallel(images, threads, [&](int item, int) {
     const int image = last_first(images, item);
     if (pairs == 0) {
-      ops().requantize(acc + image * count, pixels, channels, rescale, out + image * count);
+      ops().requantize(acc + image * count, pixels, channels, *rescale, out + image * count);
       return;
     }
     auto* bytes = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
@@ -34,7 +34,7 @@ int32_t fedmpq_requantize(const int32_t* acc, int32_t images, int64_t pixels, in
       enough = false;
       return;
     }
-    ops().requantize(acc + image * count, pixels, channels, rescale, bytes);
+    ops().requantize(acc + image * count, pixels, channels, *rescale, bytes);
     ops().pack(bytes, count, out + image * ((count + 1) / 2));
     std::free(bytes);
   });
@@ -50,32 +50,32 @@ int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t t
   return fit ? 1 : 0;
 }
 
-int32_t fedmpq_kept_backward_sums(const int16_t* kept, int32_t images, int64_t pixels, int32_t channels,
-                                  const uint16_t* error, const float* scale, const float* shift, float low, float high,
-                                  const float* norm, const float* bias, int32_t threads, int32_t* acc, double* sums) {
-  const int64_t count = pixels * channels;
-  const Rescale rescale{scale, shift, low, high};
+int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqExtent* extent, const uint16_t* error,
+                                  const FedmpqRescale* rescale, const FedmpqNormalize* normalize, int32_t threads,
+                                  int32_t* acc, double* sums) {
+  const int images = extent->images, channels = extent->channels;
+  const int64_t pixels = extent->pixels, count = pixels * channels;
   InOrder<float> parts(images, 4 * channels);
   if (!parts) return -1;
   parallel(images, threads, [&](int image, int) {
     float* own = parts[image];
-    ops().narrow_backward_sums(kept + image * count, error + image * count, pixels, channels, rescale, norm, bias,
-                               acc + image * count, own, own + channels, own + 2 * channels, own + 3 * channels);
+    ops().narrow_backward_sums(kept + image * count, error + image * count, pixels, channels, *rescale,
+                               normalize->norm, normalize->bias, acc + image * count, own, own + channels,
+                               own + 2 * channels, own + 3 * channels);
   });
   parts.total(sums);
   return 0;
 }
 
-void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, int32_t images, int64_t pixels, int32_t channels,
-                           const float* scale, const float* shift, float low, float high, const float* norm,
-                           const float* bias, const float* gain, const float* mean_g, const float* mean_gx,
-                           int32_t threads, uint16_t* out, float* greatest) {
-  const int64_t count = pixels * channels;
-  const Rescale rescale{scale, shift, low, high};
+void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const FedmpqExtent* extent,
+                           const FedmpqRescale* rescale, const FedmpqNormalize* normalize, const float* gain,
+                           const float* mean_g, const float* mean_gx, int32_t threads, uint16_t* out, float* greatest) {
+  const int images = extent->images, channels = extent->channels;
+  const int64_t pixels = extent->pixels, count = pixels * channels;
   parallel(images, threads, [&](int item, int) {
     const int image = last_first(images, item);
-    greatest[image] = ops().backward_error(acc + image * count, error + image * count, pixels, channels, rescale, norm,
-                                           bias, gain, mean_g, mean_gx, out + image * count);
+    greatest[image] = ops().backward_error(acc + image * count, error + image * count, pixels, channels, *rescale,
+                                           normalize->norm, normalize->bias, gain, mean_g, mean_gx, out + image * count);
   });
 }
 

@@ -13,9 +13,9 @@
 namespace fedmpq {
 namespace {
 
-const uint8_t* as_bytes(const uint8_t* data, bool pairs, int image, int64_t count, uint8_t* scratch) {
-  if (!pairs) return data + image * count;
-  ops().unpack(data + image * ((count + 1) / 2), count, scratch);
+const uint8_t* as_bytes(const FedmpqCodes& codes, int image, int64_t count, uint8_t* scratch) {
+  if (codes.pairs == 0) return codes.data + image * count;
+  ops().unpack(codes.data + image * ((count + 1) / 2), count, scratch);
   return scratch;
 }
 
@@ -96,10 +96,11 @@ float logarithm(float x) {
 
 using namespace fedmpq;
 
-int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t images, int64_t count, float step, float low,
-                   float high, int32_t pairs, int32_t threads, uint8_t* out, uint8_t* states) {
+int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const FedmpqCodes* right, float right_scale, int32_t images,
+                   int64_t count, float step, float low, float high, int32_t pairs, int32_t threads, uint8_t* out,
+                   uint8_t* states) {
   const int64_t quarter = (count + 3) / 4;
-  const Addition sum{left->zero, right->zero, left->scale, right->scale, step, low, high};
+  const Addition sum{left->zero, right->zero, left_scale, right_scale, step, low, high};
   std::atomic<bool> enough{true};
   parallel(images, threads, [&](int image, int) {
     auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(3 * count)));
@@ -107,8 +108,8 @@ int32_t fedmpq_add(const FedmpqCodes* left, const FedmpqCodes* right, int32_t im
       enough = false;
       return;
     }
-    const uint8_t* a = as_bytes(left->data, left->pairs != 0, image, count, scratch);
-    const uint8_t* b = as_bytes(right->data, right->pairs != 0, image, count, scratch + count);
+    const uint8_t* a = as_bytes(*left, image, count, scratch);
+    const uint8_t* b = as_bytes(*right, image, count, scratch + count);
     uint8_t* codes = pairs != 0 ? scratch + 2 * count : out + image * count;
     uint8_t* state = states + image * quarter;
     std::memset(state, 0, static_cast<size_t>(quarter));
@@ -148,8 +149,9 @@ void fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error) {
   for (int64_t i = 0; i < count; ++i) error[i] = halved(widened(error[i]) + widened(other[i]));
 }
 
-int32_t fedmpq_max_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t threads, uint8_t* out) {
+int32_t fedmpq_max_pool(const FedmpqConv* pool, const FedmpqCodes* codes, int32_t threads, uint8_t* out) {
   const FedmpqConv& p = *pool;
+  const bool pairs = codes->pairs != 0;
   const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
   std::atomic<bool> enough{true};
   parallel(p.images, threads, [&](int image, int) {
@@ -158,8 +160,8 @@ int32_t fedmpq_max_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pa
       enough = false;
       return;
     }
-    const uint8_t* from = as_bytes(codes, pairs != 0, image, count, scratch);
-    uint8_t* to = pairs != 0 ? scratch + count : out + image * outs;
+    const uint8_t* from = as_bytes(*codes, image, count, scratch);
+    uint8_t* to = pairs ? scratch + count : out + image * outs;
     std::memset(to, 0, static_cast<size_t>(outs));  // the least stored code
     for (int y = 0; y < p.out_height; ++y)
       for (int x = 0; x < p.out_width; ++x)
@@ -171,14 +173,14 @@ int32_t fedmpq_max_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pa
             uint8_t* best = to + (int64_t{y} * p.out_width + x) * p.channels;
             for (int c = 0; c < p.channels; ++c) best[c] = pixel[c] > best[c] ? pixel[c] : best[c];
           }
-    if (pairs != 0) ops().pack(to, outs, out + image * ((outs + 1) / 2));
+    if (pairs) ops().pack(to, outs, out + image * ((outs + 1) / 2));
     std::free(scratch);
   });
   return enough ? 0 : -1;
 }
 
-int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, const uint16_t* error,
-                                 int32_t threads, uint16_t* out) {
+int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const FedmpqCodes* codes, const uint16_t* error, int32_t threads,
+                                 uint16_t* out) {
   const FedmpqConv& p = *pool;
   const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
   std::atomic<bool> enough{true};
@@ -191,7 +193,7 @@ int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const uint8_t* codes, i
       std::free(sums);
       return;
     }
-    const uint8_t* from = as_bytes(codes, pairs != 0, image, count, scratch);
+    const uint8_t* from = as_bytes(*codes, image, count, scratch);
     const uint16_t* own = error + image * outs;
     for (int y = 0; y < p.out_height; ++y)
       for (int x = 0; x < p.out_width; ++x)
@@ -214,9 +216,10 @@ int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const uint8_t* codes, i
   return enough ? 0 : -1;
 }
 
-int32_t fedmpq_average_pool(const FedmpqConv* pool, const uint8_t* codes, int32_t pairs, int32_t zero, float multiplier,
-                            float low, float high, int32_t threads, uint8_t* out) {
+int32_t fedmpq_average_pool(const FedmpqConv* pool, const FedmpqCodes* codes, float multiplier, float low, float high,
+                            int32_t threads, uint8_t* out) {
   const FedmpqConv& p = *pool;
+  const int zero = codes->zero;
   const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
   std::atomic<bool> enough{true};
   parallel(p.images, threads, [&](int image, int) {
@@ -228,7 +231,7 @@ int32_t fedmpq_average_pool(const FedmpqConv* pool, const uint8_t* codes, int32_
       std::free(sums);
       return;
     }
-    const uint8_t* from = as_bytes(codes, pairs != 0, image, count, scratch);
+    const uint8_t* from = as_bytes(*codes, image, count, scratch);
     for (int y = 0; y < p.out_height; ++y)
       for (int x = 0; x < p.out_width; ++x) {
         std::memset(sums, 0, static_cast<size_t>(p.channels) * sizeof(int32_t));

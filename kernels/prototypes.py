@@ -1,0 +1,288 @@
+"""The C interface as ctypes sees it; `python -m tools.c_interface` writes this file from include/fedmpq."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
+from typing import Any, NamedTuple
+
+from fedmpq.kernels.memory import CStruct
+
+
+class Argument(NamedTuple):
+    name: str
+    type: Any
+    element: str | None = None
+    """The type of the elements, if it points to numbers."""
+
+
+class Prototype(NamedTuple):
+    result: Any
+    arguments: tuple[Argument, ...]
+
+
+class FedmpqConv(CStruct):
+    elements = {}
+    _fields_ = [
+        ("images", c_int32),
+        ("height", c_int32),
+        ("width", c_int32),
+        ("channels", c_int32),
+        ("out_height", c_int32),
+        ("out_width", c_int32),
+        ("out_channels", c_int32),
+        ("kernel_h", c_int32),
+        ("kernel_w", c_int32),
+        ("stride_h", c_int32),
+        ("stride_w", c_int32),
+        ("pad_h", c_int32),
+        ("pad_w", c_int32),
+        ("dilation_h", c_int32),
+        ("dilation_w", c_int32),
+        ("groups", c_int32),
+    ]
+
+
+class FedmpqCodes(CStruct):
+    elements = {"data": "uint8"}
+    _fields_ = [
+        ("data", c_void_p),
+        ("pairs", c_int32),
+        ("zero", c_int32),
+    ]
+
+
+class FedmpqExtent(CStruct):
+    elements = {}
+    _fields_ = [
+        ("images", c_int32),
+        ("pixels", c_int64),
+        ("channels", c_int32),
+    ]
+
+
+class FedmpqRescale(CStruct):
+    elements = {"scale": "float32", "shift": "float32"}
+    _fields_ = [
+        ("scale", c_void_p),
+        ("shift", c_void_p),
+        ("low", c_float),
+        ("high", c_float),
+    ]
+
+
+class FedmpqNormalize(CStruct):
+    elements = {"norm": "float32", "bias": "float32"}
+    _fields_ = [
+        ("norm", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class FedmpqUpdate(CStruct):
+    elements = {"step": "float32", "rate": "float32", "momentum_scales": "float32", "fractions": "int8", "pull": "float32"}
+    _fields_ = [
+        ("bits", c_int32),
+        ("count", c_int64),
+        ("row", c_int64),
+        ("step", c_void_p),
+        ("rate", c_void_p),
+        ("weight_decay", c_float),
+        ("momentum", c_float),
+        ("momentum_bits", c_int32),
+        ("momentum_codes", c_void_p),
+        ("momentum_scales", c_void_p),
+        ("fractions", c_void_p),
+        ("pull", c_void_p),
+        ("step_number", c_uint32),
+        ("round", c_uint32),
+        ("layer", c_uint32),
+        ("seed", c_uint32),
+        ("client", c_uint32),
+    ]
+
+
+PROTOTYPES = {
+    "fedmpq_isa": Prototype(c_char_p, ()),
+    "fedmpq_force_isa": Prototype(c_int32, (
+        Argument("name", c_char_p),)),
+    "fedmpq_pack_planes": Prototype(c_int64, (
+        Argument("codes", c_void_p, "uint8"),
+        Argument("m", c_int64),
+        Argument("bits", c_int32),
+        Argument("planes", c_void_p, "uint8"),)),
+    "fedmpq_unpack_planes": Prototype(c_int32, (
+        Argument("planes", c_void_p, "uint8"),
+        Argument("m", c_int64),
+        Argument("bits", c_int32),
+        Argument("codes", c_void_p, "uint8"),)),
+    "fedmpq_popcount_planes": Prototype(None, (
+        Argument("planes", c_void_p, "uint8"),
+        Argument("plane_bytes", c_int64),
+        Argument("bits", c_int32),
+        Argument("counts", c_void_p, "int64"),)),
+    "fedmpq_magnitude_counts": Prototype(c_int64, (
+        Argument("codes", c_void_p, "uint8"),
+        Argument("m", c_int64),
+        Argument("bits", c_int32),
+        Argument("counts", c_void_p, "int64"),)),
+    "fedmpq_philox4x32": Prototype(None, (
+        Argument("counter", c_void_p, "uint32"),
+        Argument("key", c_void_p, "uint32"),
+        Argument("out", c_void_p, "uint32"),)),
+    "fedmpq_philox_uniform": Prototype(None, (
+        Argument("n", c_int64),
+        Argument("c1", c_uint32),
+        Argument("c2", c_uint32),
+        Argument("c3", c_uint32),
+        Argument("k0", c_uint32),
+        Argument("k1", c_uint32),
+        Argument("out", c_void_p, "float32"),)),
+    "fedmpq_conv_forward": Prototype(c_int32, (
+        Argument("conv", POINTER(FedmpqConv)),
+        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("weights", c_void_p, "int8"),
+        Argument("threads", c_int32),
+        Argument("acc", c_void_p, "int32"),
+        Argument("sums", c_void_p, "float64"),)),
+    "fedmpq_force_bit_serial": Prototype(None, (
+        Argument("most_bits", c_int32),)),
+    "fedmpq_conv_backward_sums": Prototype(c_int32, (
+        Argument("conv", POINTER(FedmpqConv)),
+        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("weights", c_void_p, "int8"),
+        Argument("error", c_void_p, "uint16"),
+        Argument("rescale", POINTER(FedmpqRescale)),
+        Argument("normalize", POINTER(FedmpqNormalize)),
+        Argument("threads", c_int32),
+        Argument("acc", c_void_p, "int32"),
+        Argument("sums", c_void_p, "float64"),)),
+    "fedmpq_keep": Prototype(c_int32, (
+        Argument("acc", c_void_p, "int32"),
+        Argument("images", c_int32),
+        Argument("count", c_int64),
+        Argument("threads", c_int32),
+        Argument("kept", c_void_p, "int16"),)),
+    "fedmpq_kept_backward_sums": Prototype(c_int32, (
+        Argument("kept", c_void_p, "int16"),
+        Argument("extent", POINTER(FedmpqExtent)),
+        Argument("error", c_void_p, "uint16"),
+        Argument("rescale", POINTER(FedmpqRescale)),
+        Argument("normalize", POINTER(FedmpqNormalize)),
+        Argument("threads", c_int32),
+        Argument("acc", c_void_p, "int32"),
+        Argument("sums", c_void_p, "float64"),)),
+    "fedmpq_conv_backward_input": Prototype(c_int32, (
+        Argument("conv", POINTER(FedmpqConv)),
+        Argument("errors", c_void_p, "int8"),
+        Argument("weights", c_void_p, "int8"),
+        Argument("scale", c_float),
+        Argument("add", c_int32),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint16"),)),
+    "fedmpq_conv_backward_weights": Prototype(c_int32, (
+        Argument("conv", POINTER(FedmpqConv)),
+        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("errors", c_void_p, "int8"),
+        Argument("scale", c_void_p, "float32"),
+        Argument("threads", c_int32),
+        Argument("gradient", c_void_p, "float32"),)),
+    "fedmpq_requantize": Prototype(c_int32, (
+        Argument("acc", c_void_p, "int32"),
+        Argument("extent", POINTER(FedmpqExtent)),
+        Argument("rescale", POINTER(FedmpqRescale)),
+        Argument("pairs", c_int32),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint8"),)),
+    "fedmpq_backward_error": Prototype(None, (
+        Argument("acc", c_void_p, "int32"),
+        Argument("error", c_void_p, "uint16"),
+        Argument("extent", POINTER(FedmpqExtent)),
+        Argument("rescale", POINTER(FedmpqRescale)),
+        Argument("normalize", POINTER(FedmpqNormalize)),
+        Argument("gain", c_void_p, "float32"),
+        Argument("mean_g", c_void_p, "float32"),
+        Argument("mean_gx", c_void_p, "float32"),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint16"),
+        Argument("greatest", c_void_p, "float32"),)),
+    "fedmpq_quantize_error": Prototype(None, (
+        Argument("error", c_void_p, "uint16"),
+        Argument("images", c_int32),
+        Argument("count", c_int64),
+        Argument("inverse", c_float),
+        Argument("c1", c_uint32),
+        Argument("c2", c_uint32),
+        Argument("c3", c_uint32),
+        Argument("k0", c_uint32),
+        Argument("k1", c_uint32),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "int8"),)),
+    "fedmpq_add": Prototype(c_int32, (
+        Argument("left", POINTER(FedmpqCodes)),
+        Argument("left_scale", c_float),
+        Argument("right", POINTER(FedmpqCodes)),
+        Argument("right_scale", c_float),
+        Argument("images", c_int32),
+        Argument("count", c_int64),
+        Argument("step", c_float),
+        Argument("low", c_float),
+        Argument("high", c_float),
+        Argument("pairs", c_int32),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint8"),
+        Argument("states", c_void_p, "uint8"),)),
+    "fedmpq_pass_error": Prototype(c_int32, (
+        Argument("states", c_void_p, "uint8"),
+        Argument("images", c_int32),
+        Argument("count", c_int64),
+        Argument("threads", c_int32),
+        Argument("error", c_void_p, "uint16"),
+        Argument("clipped", c_void_p, "float64"),)),
+    "fedmpq_add_errors": Prototype(None, (
+        Argument("other", c_void_p, "uint16"),
+        Argument("count", c_int64),
+        Argument("error", c_void_p, "uint16"),)),
+    "fedmpq_max_pool": Prototype(c_int32, (
+        Argument("pool", POINTER(FedmpqConv)),
+        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint8"),)),
+    "fedmpq_max_pool_backward": Prototype(c_int32, (
+        Argument("pool", POINTER(FedmpqConv)),
+        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("error", c_void_p, "uint16"),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint16"),)),
+    "fedmpq_average_pool": Prototype(c_int32, (
+        Argument("pool", POINTER(FedmpqConv)),
+        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("multiplier", c_float),
+        Argument("low", c_float),
+        Argument("high", c_float),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint8"),)),
+    "fedmpq_average_pool_backward": Prototype(c_int32, (
+        Argument("pool", POINTER(FedmpqConv)),
+        Argument("error", c_void_p, "uint16"),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint16"),)),
+    "fedmpq_softmax_loss": Prototype(c_int32, (
+        Argument("acc", c_void_p, "int32"),
+        Argument("samples", c_int32),
+        Argument("classes", c_int32),
+        Argument("scale", c_void_p, "float32"),
+        Argument("bias", c_void_p, "float32"),
+        Argument("labels", c_void_p, "int64"),
+        Argument("gradient", c_void_p, "float32"),
+        Argument("loss", c_void_p, "float64"),)),
+    "fedmpq_halve_errors": Prototype(c_float, (
+        Argument("real", c_void_p, "float32"),
+        Argument("rows", c_int64),
+        Argument("channels", c_int32),
+        Argument("gain", c_void_p, "float32"),
+        Argument("error", c_void_p, "uint16"),)),
+    "fedmpq_update_codes": Prototype(c_int32, (
+        Argument("update", POINTER(FedmpqUpdate)),
+        Argument("gradient", c_void_p, "float32"),
+        Argument("codes", c_void_p, "uint8"),)),
+}

@@ -1,0 +1,152 @@
+"""What a layer does with the errors of its accumulators: it passes them on, and updates its codes.
+
+Errors come in units of the integer weights, `e * s_w`: so per-channel steps need no more than one scale.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import c_float
+from typing import Protocol
+
+import numpy as np
+
+from fedmpq.kernels import bound
+from fedmpq.kernels.memory import Buffer
+from fedmpq.kernels.tensors import Conv, Counter
+from fedmpq.model.graph import INPUT
+from fedmpq.model.randomness import Purpose
+from fedmpq.training import float_errors as floats
+from fedmpq.training.arena import StepBuffer
+from fedmpq.training.binding import Binding, single
+from fedmpq.training.native_plan import ProductUnit
+from fedmpq.training.side_tensors import NotFinite
+
+_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+class Learner:
+    """The last part of a layer's backward pass, bound; its arrays are used only once they have places."""
+
+    def __init__(
+        self, unit: ProductUnit, conv: Conv, weights: StepBuffer, error: Buffer, binding: Binding
+    ) -> None:
+        self._name, self._layer, self._step = unit.node.name, binding.layers[unit.node.name], binding.step
+        self.gradient = binding.layout.buffer(conv.weights, np.float32)
+        products: type[_Products] = _FloatProducts if binding.float_errors else _IntegerProducts
+        self._products = products(unit, conv, weights, error, self.gradient, binding)
+        self.update = binding.bind(bound.update_codes(self._layer.update, self.gradient, self._layer.codes))
+
+    def learn(self, greatest: float) -> None:
+        """`greatest` is the greatest magnitude of the errors."""
+        if not math.isfinite(greatest):
+            raise NotFinite(f"the error of layer {self._name!r} is not finite")
+        self._products.run(greatest)
+        self._layer.update.step_number = self._step.value
+        if self.update() != 0:
+            raise NotFinite(f"the gradient of layer {self._name!r} is not finite")
+
+
+class _Products(Protocol):
+    """The two products of a layer's errors: errors of its input, and the gradient of its weights."""
+
+    def __init__(
+        self,
+        unit: ProductUnit,
+        conv: Conv,
+        weights: StepBuffer,
+        error: Buffer,
+        gradient: StepBuffer,
+        binding: Binding,
+    ) -> None: ...
+
+    def run(self, greatest: float) -> None: ...
+
+
+class _IntegerProducts:
+    """Products of errors that are rounded to 8 bits stochastically."""
+
+    def __init__(
+        self,
+        unit: ProductUnit,
+        conv: Conv,
+        weights: StepBuffer,
+        error: Buffer,
+        gradient: StepBuffer,
+        binding: Binding,
+    ) -> None:
+        self._source, self._layer = binding.tensors[unit.source], binding.layers[unit.node.name]
+        self._scales = binding.layout.buffer(conv.out_channels, np.float32)
+        self._scale, self._inverse = c_float(), c_float()
+        threads, draws = binding.threads, binding.draws
+        counter = Counter(draws.seed, draws.client, draws.round, unit.index, 0)
+        rounded = binding.layout.buffer(conv.images * conv.outputs, np.int8)
+        self._round = binding.bind(
+            bound.quantize_error(
+                error,
+                conv.images,
+                conv.outputs,
+                self._inverse,
+                counter,
+                Purpose.ERROR,
+                threads,
+                rounded,
+                binding.step,
+            )
+        )
+        self._pass_on = None
+        if unit.source != INPUT:
+            out, known = binding.error_of(unit.source, self._source)
+            self._pass_on = binding.bind(
+                bound.conv_backward_input(conv, rounded, weights, self._scale, known, threads, out)
+            )
+        self._differentiate = binding.bind(
+            bound.conv_backward_weights(conv, self._source.codes, rounded, self._scales, threads, gradient)
+        )
+
+    def run(self, greatest: float) -> None:
+        self._scale.value = greatest / 127
+        scale = self._scale.value
+        # Errors so small that the scale is denormal would have an infinite inverse; they count as nothing.
+        self._inverse.value = 1 / scale if scale >= _LEAST_NORMAL else 0.0
+        self._round()
+        if self._pass_on is not None:
+            self._pass_on()
+        np.divide(single(scale * self._source.scale), self._layer.scale, self._scales.array)
+        self._differentiate()
+
+
+class _FloatProducts:
+    """Products of errors as they are (module `float_errors`)."""
+
+    def __init__(
+        self,
+        unit: ProductUnit,
+        conv: Conv,
+        weights: StepBuffer,
+        error: Buffer,
+        gradient: StepBuffer,
+        binding: Binding,
+    ) -> None:
+        self._conv, self._weights, self._error, self._gradient = conv, weights, error, gradient
+        self._source, self._layer = binding.tensors[unit.source], binding.layers[unit.node.name]
+        self._out: Buffer | None = None
+        self._known = False
+        if unit.source != INPUT:
+            self._out, self._known = binding.error_of(unit.source, self._source)
+        out = () if self._out is None else (self._out,)
+        binding.layout.use(error, weights, self._source.buffer, gradient, *out)
+
+    def run(self, greatest: float) -> None:
+        conv, source = self._conv, self._source
+        errors, weights = floats.widened(self._error.array), self._weights.array.astype(np.float32)
+        if self._out is not None:
+            passed = floats.input_gradient(conv, weights, errors).reshape(-1)
+            if self._known:
+                passed = passed + floats.widened(self._out.array)
+            self._out.array[...] = floats.halved(passed)
+        codes = source.unpaired().astype(np.float32) - np.float32(-source.low)
+        images = codes.reshape(conv.images, conv.height, conv.width, conv.channels)
+        gradient = floats.weight_gradient(conv, images, errors).reshape(conv.out_channels, -1)
+        gradient *= (np.float32(source.scale) / self._layer.scale)[:, None]
+        self._gradient.array[...] = gradient.reshape(-1)

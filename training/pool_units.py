@@ -1,0 +1,165 @@
+"""Pools and Flatten in training: codes to codes, nothing learnt."""
+
+from __future__ import annotations
+
+from ctypes import c_float
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.kernels import bound
+from fedmpq.kernels.call import Call
+from fedmpq.kernels.memory import Buffer
+from fedmpq.kernels.tensors import Conv
+from fedmpq.model.activations import CodeFormat
+from fedmpq.model.graph import INPUT, AvgPool, GlobalAvgPool, MaxPool
+from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.native_plan import FlattenUnit, PoolUnit
+
+
+@dataclass(frozen=True)
+class PoolForward:
+    """A pool whose forward call is bound."""
+
+    unit: PoolUnit
+    source: Tensor
+    target: Tensor
+    pool: Conv
+    multiplier: c_float
+    """What an average multiplies the sum of codes by."""
+    run: Call
+
+    @classmethod
+    def bind(cls, unit: PoolUnit, binding: Binding) -> PoolForward:
+        source = binding.tensors[unit.source]
+        pool = _pool_of(unit.op, source)
+        low, high = source.low, source.high
+        if not unit.takes_greatest:
+            averaged = _format(source).averaged()
+            low, high = averaged.low, averaged.high
+        shape = pool.out_channels, pool.out_height, pool.out_width
+        target = binding.new_tensor(source.images, shape, low, high)
+        binding.tensors[unit.output] = target
+        multiplier, threads = c_float(), binding.threads
+        run = (
+            bound.max_pool(pool, source.codes, threads, target.buffer)
+            if unit.takes_greatest
+            else bound.average_pool(pool, source.codes, multiplier, low, high, threads, target.buffer)
+        )
+        return cls(unit, source, target, pool, multiplier, binding.bind(run))
+
+    def bind_backward(self, binding: Binding) -> Pool:
+        error = binding.errors.pop(self.unit.output)
+        if self.unit.source == INPUT:
+            return Pool(self, ())
+        pool, threads = self.pool, binding.threads
+        out = binding.layout.buffer(pool.images * pool.inputs, np.uint16)
+        spread = binding.bind(
+            bound.max_pool_backward(pool, self.source.codes, error, threads, out)
+            if self.unit.takes_greatest
+            else bound.average_pool_backward(pool, error, threads, out)
+        )
+        added = binding.deliver(self.unit.source, out)
+        return Pool(self, (spread,) if added is None else (spread, added))
+
+
+class Pool:
+    """The greatest or the mean under a window."""
+
+    def __init__(self, forward: PoolForward, backward: tuple[Call, ...]) -> None:
+        self.bound, self._backward = forward, backward
+
+    def settle(self, scratch: Scratch) -> Pool:
+        return self
+
+    def forward(self) -> None:
+        this = self.bound
+        if this.unit.takes_greatest:
+            this.target.scale = this.source.scale
+        else:
+            form = _format(this.source)
+            this.target.scale = float(form.averaged().scale)
+            this.multiplier.value = float(form.averaging(this.pool.kernel_h * this.pool.kernel_w))
+        this.run()
+
+    def backward(self) -> None:
+        for call in self._backward:
+            call()
+
+
+@dataclass(frozen=True)
+class FlattenForward:
+    """A Flatten whose place in memory is chosen."""
+
+    unit: FlattenUnit
+    source: Tensor
+    target: Tensor
+    in_place: bool
+    """Whether there is one pixel, so that codes need no new order."""
+
+    @classmethod
+    def bind(cls, unit: FlattenUnit, binding: Binding) -> FlattenForward:
+        source = binding.tensors[unit.source]
+        in_place = source.shape[1:] == (1, 1)
+        shape = source.elements, 1, 1
+        if in_place:
+            target = Tensor(source.buffer, source.low, source.high, source.images, shape)
+        else:
+            target = binding.new_tensor(source.images, shape, source.low, source.high)
+            binding.layout.use(source.buffer, target.buffer)
+        binding.tensors[unit.output] = target
+        return cls(unit, source, target, in_place)
+
+    def bind_backward(self, binding: Binding) -> Flattening:
+        error = out = binding.errors.pop(self.unit.output)
+        if not self.in_place:
+            out = binding.layout.buffer(error.count, np.uint16)
+            binding.layout.use(error, out)
+        return Flattening(self, error, out, binding.deliver(self.unit.source, out))
+
+
+class Flattening:
+    """Channels, then rows, then columns."""
+
+    def __init__(self, forward: FlattenForward, error: Buffer, out: Buffer, add: Call | None) -> None:
+        self.bound = forward
+        self._error, self._out, self._add = error, out, add
+
+    def settle(self, scratch: Scratch) -> Flattening:
+        return self
+
+    def forward(self) -> None:
+        source, target = self.bound.source, self.bound.target
+        target.scale = source.scale
+        if not self.bound.in_place:
+            channels, height, width = source.shape
+            rows = source.unpaired().reshape(-1, height, width, channels)
+            codes = rows.transpose(0, 3, 1, 2).reshape(source.images, -1)
+            target.buffer.array[...] = _paired(codes, target.pairs)
+
+    def backward(self) -> None:
+        if not self.bound.in_place:
+            channels, height, width = self.bound.source.shape
+            turned = self._error.array.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+            np.copyto(self._out.array.reshape(turned.shape), turned)
+        if self._add is not None:
+            self._add()
+
+
+def _pool_of(op: MaxPool | AvgPool | GlobalAvgPool, source: Tensor) -> Conv:
+    if isinstance(op, GlobalAvgPool):
+        kernel = source.shape[1:]
+        return Conv.over(source.images, source.shape, kernel, kernel)
+    return Conv.over(source.images, source.shape, op.kernel, op.stride, op.padding)
+
+
+def _format(tensor: Tensor) -> CodeFormat:
+    return CodeFormat(np.float32(tensor.scale), tensor.low, tensor.high)
+
+
+def _paired(codes: NDArray[np.uint8], pairs: bool) -> NDArray[np.uint8]:
+    if not pairs:
+        return codes.reshape(-1)
+    padded = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    return np.asarray(padded[:, 0::2] | (padded[:, 1::2] << 4), dtype=np.uint8).reshape(-1)
