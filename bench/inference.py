@@ -44,8 +44,9 @@ from fedmpq.lab.experiment import Experiment
 from fedmpq.method.state import ClientRecord
 from fedmpq.model import zoo
 from fedmpq.model.integer_program import IntegerProgram, compile_program
+from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import QuantizedLayer, Side, dequantize_all
-from fedmpq.model.trace import initial_state, trace
+from fedmpq.model.trace import trace
 
 BATCHES = (1, 64)
 SIZES = {"digits_cnn": 8, "mobilenet_v2": 64, "resnet18": 64}

@@ -101,7 +101,8 @@ def _quantized_model(model: str) -> tuple[Graph, Layers, Side]:
     import torch
 
     from fedmpq.model import zoo
-    from fedmpq.model.trace import initial_state, trace
+    from fedmpq.model.module_state import initial_state
+    from fedmpq.model.trace import trace
 
     torch.manual_seed(0)
     size = MODELS.get(model, 32)

@@ -32,7 +32,7 @@ from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.registry import MakesMethod, float_method, integer_method
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.calibration import MIN_SAMPLES
-from fedmpq.model.trace import initial_state
+from fedmpq.model.module_state import initial_state
 from fedmpq.server.earlier_run import earlier_weights
 
 if TYPE_CHECKING:

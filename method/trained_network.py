@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fedmpq.method.post_training import FloatModel, QuantizeError
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Linear, Node
+from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.start import ImageFormat, start_graph
-from fedmpq.model.trace import initial_state
 
 if TYPE_CHECKING:
     from torch import nn

@@ -27,15 +27,19 @@ from fedmpq.model.activations import effective_clip
 from fedmpq.model.graph import (
     INPUT,
     Add,
+    AvgPool,
     BatchNorm,
     Conv2d,
     Flatten,
+    GlobalAvgPool,
     Graph,
     Linear,
+    MaxPool,
     Node,
     Quantize,
     Relu,
 )
+from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import Side, Weights
 
 Vector = NDArray[np.float64]
@@ -52,7 +56,7 @@ class Moments:
     variance: Vector
 
     def clipped(self, low: float, high: float) -> Moments:
-        """Of `min(max(x, low), high)` with `x` normal."""
+        """The moments of `min(max(x, low), high)`, where `x` is normal and has these."""
         deviation = np.sqrt(np.maximum(self.variance, _LEAST))
         a, b = (low - self.mean) / deviation, (high - self.mean) / deviation
         below, above = _share_below(a), 1 - _share_below(b)
@@ -121,7 +125,7 @@ def _gain(common: Vector, power: Vector) -> Vector:
 
 
 class _Moments:
-    """Of every value of a graph that a layer may read."""
+    """The moments of every value of a graph that a layer may read."""
 
     def __init__(self, graph: Graph, weights: Weights, side: Side) -> None:
         self._graph = graph
@@ -139,7 +143,7 @@ class _Moments:
         if isinstance(op, Linear):
             mean, variance = (np.broadcast_to(m, op.weight_shape) for m in (source.mean, source.variance))
             return mean, variance
-        assert isinstance(op, Conv2d)
+        assert isinstance(op, Conv2d), f"{node.name!r} is no layer"
         outputs, inputs = op.weight_shape[:2]
         group = np.arange(outputs) // (outputs // op.groups)
         channel = group[:, None] * inputs + np.arange(inputs)
@@ -165,7 +169,9 @@ class _Moments:
         if isinstance(op, Flatten):
             copies = math.prod(self._graph.shapes[node.inputs[0]][1:])
             return Moments(source.mean.repeat(copies), source.variance.repeat(copies))
-        return source  # pools: neighbours are alike, so their mean or greatest is taken to be as any of them
+        if isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
+            return source  # neighbours are alike: their mean or greatest is taken to be as any of them
+        assert_never(op)
 
     def _given_by_layer(self, node: Node) -> Moments:
         weights = self._weights[node.name].astype(np.float64)
@@ -205,7 +211,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def _share_below(x: Vector) -> Vector:
-    """Of a standard normal variable."""
+    """The probability that a standard normal variable is below `x`."""
     return 0.5 * (1 + np.asarray(_erf(x / math.sqrt(2)), dtype=np.float64))
 
 

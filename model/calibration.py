@@ -79,7 +79,7 @@ class MergedStatistics:
 
     def __init__(self) -> None:
         self.weight = 0.0
-        """Of all that was added."""
+        """The sum of the weights of all that was added."""
         self._sums: dict[str, _Moments] = {}
 
     def add(self, weight: float, statistics: Mapping[str, NDArray[np.floating]]) -> None:
@@ -95,7 +95,7 @@ class MergedStatistics:
         self.weight += weight
 
     def statistics(self) -> Side:
-        """Of all that was added, in single precision."""
+        """The statistics of all that was added, in single precision."""
         if not self.weight > 0:
             raise ValueError("there are no statistics to merge: a calibration needs images")
         found: Side = {}

@@ -27,6 +27,7 @@ from fedmpq.model.graph import (
     Quantize,
     Relu,
 )
+from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import Side, Weights
 
 Real = NDArray[np.float32]
@@ -77,9 +78,10 @@ def _value(node: Node, inputs: list[Real], weights: Weights, side: Side) -> Real
         value = source.mean(axis=(1, 2), keepdims=True)
     elif isinstance(op, Flatten):
         value = source if source.ndim == 2 else source.transpose(0, 3, 1, 2).reshape(len(source), -1)
-    else:
-        assert isinstance(op, Quantize)
+    elif isinstance(op, Quantize):
         value = source
+    else:
+        assert_never(op)
     return np.asarray(value, np.float32)
 
 

@@ -71,7 +71,6 @@ MAX_NODES = 4096
 MAX_BYTES = 2 * 2**20
 # No slashes, blanks or control characters: names end up in file names, logs and web pages.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
-_BATCH_NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class Graph:
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """Of every value, whether it is codes or real."""
+        """Whether each value is codes or real."""
         kinds: dict[str, Kind] = {INPUT: "codes"}
         for node in self.nodes:
             kinds[node.name] = RULES[type(node.op)].gives or kinds[node.inputs[0]]
@@ -166,16 +165,11 @@ class Graph:
 
     def side_shapes(self) -> dict[str, Shape]:
         """Name and shape of every side tensor: biases, BatchNorm's four, clips."""
-        shapes: dict[str, Shape] = {}
-        for node in self.nodes:
-            op = node.op
-            if isinstance(op, Conv2d | Linear) and op.bias:
-                shapes[f"{node.name}.bias"] = op.weight_shape[:1]
-            elif isinstance(op, BatchNorm):
-                shapes.update({f"{node.name}.{part}": (op.channels,) for part in _BATCH_NORM_PARTS})
-            elif isinstance(op, Quantize):
-                shapes[f"{node.name}.clip"] = ()
-        return shapes
+        return {
+            f"{node.name}.{part}": shape
+            for node in self.nodes
+            for part, shape in RULES[type(node.op)].side(node.op).items()
+        }
 
     @cached_property
     def id(self) -> str:

@@ -1,11 +1,12 @@
 """Operations to and from their protobuf messages.
 
-The fields of an op's dataclass and of its message have the same names (`graph.proto` documents them), so one
+An op's class and its message have the same name, as have their fields (`graph.proto` documents them), so one
 loop serves all; a pair becomes a `Size`.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -16,24 +17,18 @@ from fedmpq.proto import graph_pb2
 
 FORMAT_VERSION = 1
 
-_FIELD_OF_OP: dict[type[ops.Op], str] = {
-    ops.Conv2d: "conv2d",
-    ops.Linear: "linear",
-    ops.BatchNorm: "batch_norm",
-    ops.Relu: "relu",
-    ops.Quantize: "quantize",
-    ops.Add: "add",
-    ops.MaxPool: "max_pool",
-    ops.AvgPool: "avg_pool",
-    ops.GlobalAvgPool: "global_avg_pool",
-    ops.Flatten: "flatten",
-}
-_OP_OF_FIELD = {field: op for op, field in _FIELD_OF_OP.items()}
+
+def _field_of(op: type[ops.Op]) -> str:
+    """The field of a node's message that holds such an operation: `GlobalAvgPool` is `global_avg_pool`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op.__name__).lower()
+
+
+_OP_OF_FIELD = {_field_of(op): op for op in ops.RULES}
 
 
 def write_op(op: ops.Op, node: graph_pb2.Node) -> None:
     """Sets `node`'s operation."""
-    message = getattr(node, _FIELD_OF_OP[type(op)])
+    message = getattr(node, _field_of(type(op)))
     # An operation without fields would otherwise not count as chosen.
     message.SetInParent()
     for field in fields(op):

@@ -26,6 +26,7 @@ from fedmpq.model.integer_program import (
     Requantize,
     Step,
 )
+from fedmpq.model.never import assert_never
 
 Array = NDArray[np.int32] | NDArray[np.float32]
 Codes = NDArray[np.int32]
@@ -116,7 +117,12 @@ def apply(step: Step, values: dict[str, Array], products: Products) -> Array:
         return _max_pool(as_codes(source), step.op)
     if isinstance(step, PoolAverage):
         return _clamped(_window_sums(as_codes(source), step) * step.multiplier, step.low, step.high)
-    assert isinstance(step, FlattenCodes)
+    if isinstance(step, FlattenCodes):
+        return _flattened(source)
+    assert_never(step)
+
+
+def _flattened(source: Array) -> Array:
     if source.ndim == 2:
         return source
     return as_codes(source).transpose(0, 3, 1, 2).reshape(len(source), math.prod(source.shape[1:]))

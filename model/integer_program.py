@@ -39,6 +39,7 @@ from fedmpq.model.graph import (
     Shape,
 )
 from fedmpq.model.grid import MAX_BITS, code_range
+from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
 
 Vector = NDArray[np.float32]
@@ -296,14 +297,15 @@ class _Compiler:
             left, right = (self._codes(name, node) for name in node.inputs)
             self.steps.append(AddCodes(node.name, source, node.inputs[1], left.scale, right.scale))
             return _Real(node.name)
-        codes = self._codes(source, node)
         if isinstance(op, MaxPool):
             self.steps.append(PoolMax(node.name, source, op))
-            return codes
+            return self._codes(source, node)
         if isinstance(op, Flatten):
             self.steps.append(FlattenCodes(node.name, source))
-            return codes
-        return self._averaged(node, op, codes)
+            return self._codes(source, node)
+        if isinstance(op, AvgPool | GlobalAvgPool):
+            return self._averaged(node, op, self._codes(source, node))
+        assert_never(op)
 
     def _codes(self, name: str, reader: Node) -> CodeFormat:
         value = self.values[name]
@@ -357,9 +359,10 @@ class _Compiler:
             return target
         if isinstance(value, FoldedProduct):
             source, scale = value.name, self._accumulate(value)
-        else:
-            assert isinstance(value, CodeFormat)
+        elif isinstance(value, CodeFormat):
             scale = np.asarray(value.scale, dtype=np.float32)
+        else:
+            assert_never(value)
         multiplier = _finite(node.name, np.asarray(scale / target.scale, dtype=np.float32))
         self.steps.append(Requantize(node.name, source, multiplier, target.low, target.high))
         return target

@@ -35,7 +35,8 @@ def _products(
 ) -> Codes:
     zero = max(0, -int(codes.min(initial=0)))
     stored = (codes + zero).astype(np.uint8)
-    conv = _conv(op, codes.shape)
+    height, width = (1, 1) if isinstance(op, Linear) else codes.shape[1:3]
+    conv = conv_of(op, len(codes), height, width)
     sums = np.empty(conv.images * conv.outputs, np.int32)
     source = StoredCodes(stored.reshape(-1), False, zero)
     conv_forward(conv, source, np.ascontiguousarray(weight), threads, sums, totals)()
@@ -44,9 +45,9 @@ def _products(
     return sums.reshape(conv.images, conv.out_height, conv.out_width, conv.out_channels)
 
 
-def _conv(op: Conv2d | Linear, shape: tuple[int, ...]) -> Conv:
+def conv_of(op: Conv2d | Linear, images: int, height: int, width: int) -> Conv:
+    """The window that a layer is to the kernels; one of a single pixel for a linear layer."""
     if isinstance(op, Linear):
-        return Conv.over(shape[0], (op.in_features, 1, 1), out_channels=op.out_features)
-    images, height, width, channels = shape
+        return Conv.over(images, (op.in_features, height, width), out_channels=op.out_features)
     window = op.kernel, op.stride, op.padding, op.dilation, op.out_channels, op.groups
-    return Conv.over(images, (channels, height, width), *window)
+    return Conv.over(images, (op.in_channels, height, width), *window)

@@ -235,26 +235,44 @@ def _flatten(op: Flatten, x: Shape) -> Shape:
     return (math.prod(x),)
 
 
+def _no_side_tensors(op: Op) -> dict[str, Shape]:
+    return {}
+
+
+def _bias(op: Layer) -> dict[str, Shape]:
+    return {"bias": op.weight_shape[:1]} if op.bias else {}
+
+
+def _batch_norm_parts(op: BatchNorm) -> dict[str, Shape]:
+    return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (op.channels,))
+
+
+def _clip(op: Quantize) -> dict[str, Shape]:
+    return {"clip": ()}
+
+
 @dataclass(frozen=True)
 class Rule:
     """What one operation reads and gives.
 
     `reads`: the kind its inputs must have in a graph ready to run, None for either. `gives`: the kind of its
     output, None for that of its input. `shape(op, *inputs)`: its output's shape; refuses a malformed op.
+    `side(op)`: the side tensors it has, the last part of their names and their shapes.
     """
 
     arity: int
     reads: Kind | None
     gives: Kind | None
     shape: Callable[..., Shape]
+    side: Callable[..., dict[str, Shape]] = _no_side_tensors
 
 
 RULES: dict[type[Op], Rule] = {
-    Conv2d: Rule(1, reads="codes", gives="real", shape=_conv2d),
-    Linear: Rule(1, reads="codes", gives="real", shape=_linear),
-    BatchNorm: Rule(1, reads="real", gives="real", shape=_batch_norm),
+    Conv2d: Rule(1, reads="codes", gives="real", shape=_conv2d, side=_bias),
+    Linear: Rule(1, reads="codes", gives="real", shape=_linear, side=_bias),
+    BatchNorm: Rule(1, reads="real", gives="real", shape=_batch_norm, side=_batch_norm_parts),
     Relu: Rule(1, reads=None, gives="real", shape=_relu),
-    Quantize: Rule(1, reads="real", gives="codes", shape=_quantize),
+    Quantize: Rule(1, reads="real", gives="codes", shape=_quantize, side=_clip),
     Add: Rule(2, reads="codes", gives="real", shape=_add),
     MaxPool: Rule(1, reads="codes", gives=None, shape=_pool),
     AvgPool: Rule(1, reads="codes", gives=None, shape=_pool),

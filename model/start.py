@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from fedmpq.model import zoo
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import Side, Weights
-from fedmpq.model.trace import initial_state, trace
+from fedmpq.model.trace import trace
 
 if TYPE_CHECKING:
     from torch import nn

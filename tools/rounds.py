@@ -42,7 +42,8 @@ def make(path: Path, model: str, shape: tuple[int, int, int], samples: int, plan
     import torch
 
     from fedmpq.model import zoo
-    from fedmpq.model.trace import initial_state, trace
+    from fedmpq.model.module_state import initial_state
+    from fedmpq.model.trace import trace
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

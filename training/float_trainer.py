@@ -20,9 +20,9 @@ from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate, compres
 from fedmpq.exchange.messages import Calibration, TrainingPlan
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, statistics_names
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_state import initial_state, load_state
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws
-from fedmpq.model.trace import initial_state, load_state
 from fedmpq.training.engine import TrainingError
 from fedmpq.training.local_round import batches, require_finite
 

@@ -14,7 +14,7 @@ from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.kernels.tensors import Conv
 from fedmpq.model.activations import code_bounds
-from fedmpq.model.graph import Conv2d
+from fedmpq.model.native_products import conv_of
 from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.learner import Learner
@@ -56,7 +56,7 @@ class ProductForward:
     @classmethod
     def bind(cls, unit: ProductUnit, quantizer: Quantizer, binding: Binding) -> ProductForward:
         source, layer = binding.tensors[unit.source], binding.layers[unit.node.name]
-        conv = _conv_of(unit, source)
+        conv = conv_of(unit.op, source.images, *source.shape[1:])
         shape = conv.out_channels, conv.out_height, conv.out_width
         bounds = code_bounds(quantizer.op.bits, quantizer.op.signed)
         target = binding.new_tensor(conv.images, shape, *bounds)
@@ -249,7 +249,7 @@ class LogitsForward:
     @classmethod
     def bind(cls, unit: ProductUnit, binding: Binding) -> LogitsForward:
         source, layer = binding.tensors[unit.source], binding.layers[unit.node.name]
-        conv = _conv_of(unit, source)
+        conv = conv_of(unit.op, source.images, *source.shape[1:])
         layout, side, classes = binding.layout, binding.side, conv.out_channels
         weights = layout.buffer(conv.weights, np.int8)
         acc = layout.buffer(conv.images * conv.outputs, np.int32)
@@ -330,11 +330,3 @@ def _bind_keeping(conv: Conv, acc: Buffer, binding: Binding) -> Kept | None:
 def _extent(conv: Conv) -> FedmpqExtent:
     """The layer's accumulators."""
     return FedmpqExtent(conv.images, conv.pixels, conv.out_channels)
-
-
-def _conv_of(unit: ProductUnit, source: Tensor) -> Conv:
-    op = unit.op
-    if not isinstance(op, Conv2d):
-        return Conv.over(source.images, source.shape, out_channels=op.out_features)
-    window = op.kernel, op.stride, op.padding, op.dilation, op.out_channels, op.groups
-    return Conv.over(source.images, source.shape, *window)

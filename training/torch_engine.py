@@ -37,6 +37,7 @@ from fedmpq.model.graph import (
     Relu,
 )
 from fedmpq.model.integer_program import check_state
+from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.training import torch_ops, update
@@ -169,8 +170,9 @@ class _Network:
             return torch_ops.average_pool(value, op)
         if isinstance(op, GlobalAvgPool):
             return torch_ops.average_pool(value, None)
-        assert isinstance(op, Flatten)
-        return torch_ops.flatten(value)
+        if isinstance(op, Flatten):
+            return torch_ops.flatten(value)
+        assert_never(op)
 
     def _product(self, node: Node, op: Conv2d | Linear, value: Value) -> tuple[Value, Backward]:
         bias = self.side[f"{node.name}.bias"] if op.bias else None

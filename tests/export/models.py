@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from fedmpq.export.exporting import Deployed
 from fedmpq.model import zoo
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import QuantizedLayer, Side, Weights
-from fedmpq.model.trace import initial_state, trace
+from fedmpq.model.trace import trace
 
 SIZES = {"digits_cnn": 8, "resnet8": 16, "resnet20": 16, "resnet44": 8, "resnet18": 32, "mobilenet_v2": 32}
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six")

@@ -23,9 +23,9 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model import zoo
 from fedmpq.model.calibration import calibration_batches
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws, Purpose
-from fedmpq.model.trace import initial_state
 from fedmpq.training.engine import TrainingError
 from fedmpq.training.float_trainer import FloatTrainer
 from fedmpq.training.local_round import batches

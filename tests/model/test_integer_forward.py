@@ -869,7 +869,8 @@ def test_numpy_and_torch_agree_on_the_zoo(name: str) -> None:
     import torch
 
     from fedmpq.model import zoo
-    from fedmpq.model.trace import initial_state, trace
+    from fedmpq.model.module_state import initial_state
+    from fedmpq.model.trace import trace
     from tests.training.torch_products import integer_products
 
     torch.manual_seed(0)

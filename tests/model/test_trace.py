@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fedmpq.model import graph as g
 from fedmpq.model import zoo
+from fedmpq.model.module_state import initial_state, load_state
 from fedmpq.model.quantizers import check_quantizers
-from fedmpq.model.trace import TraceError, initial_state, load_state, trace
+from fedmpq.model.trace import TraceError, trace
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

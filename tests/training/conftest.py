@@ -98,7 +98,8 @@ def digits() -> Digits:
 
     from fedmpq.data.named import load_named
     from fedmpq.model import zoo
-    from fedmpq.model.trace import initial_state, trace
+    from fedmpq.model.module_state import initial_state
+    from fedmpq.model.trace import trace
 
     train, test = load_named("digits")
     scale, zero_point = train.normalisation()

@@ -27,10 +27,11 @@ from fedmpq.model import integer_forward, zoo
 from fedmpq.model.activations import MIN_CLIP
 from fedmpq.model.graph import Graph, GraphError
 from fedmpq.model.integer_program import ProgramError, compile_program
+from fedmpq.model.module_state import initial_state
 from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws
-from fedmpq.model.trace import initial_state, trace
+from fedmpq.model.trace import trace
 from fedmpq.training import product_units
 from fedmpq.training.arena import Arena, Layout
 from fedmpq.training.engine import Batch, Engine, EngineError, EpochResult, TrainingError, make_engine

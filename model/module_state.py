@@ -1,0 +1,91 @@
+"""The weights and side tensors of a traced `torch.nn.Module`, out of it and back into it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.graph import Add, Graph, GraphError, Node, Quantize, Relu, Shape
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedmpq.model.quantized import Side, Weights
+
+RELU_CLIP = 3.0
+SUM_CLIP = 4.0
+SIGNED_CLIP = 6.0
+
+
+def initial_state(module: torch.nn.Module, graph: Graph) -> tuple[Weights, Side]:
+    """Float32 copies of the module's weights by layer, and of its side tensors by name.
+
+    Clips, which a float module does not have, begin at 3 behind a ReLU, at 4 behind a ReLU of a sum (sums are
+    wider), never above that ReLU's own maximum, and at 6 where there is a sign (BatchNorm outputs have
+    deviation about 1).
+    """
+    tensors = module.state_dict()
+    weights = {
+        name: _copied(tensors, f"{name}.weight", graph.weight_shape(name))
+        for name in (node.name for node in graph.layers)
+    }
+    clips = {f"{node.name}.clip": _first_clip(graph, node) for node in _quantizers(graph)}
+    side = {
+        name: clips[name] if name in clips else _copied(tensors, name, shape)
+        for name, shape in graph.side_shapes().items()
+    }
+    return weights, side
+
+
+def load_state(module: torch.nn.Module, graph: Graph, weights: Weights, side: Side) -> None:
+    """Writes `weights` and `side` into the module; clips have no place there and are left out."""
+    import torch
+
+    tensors = module.state_dict()
+    values = {f"{node.name}.weight": weights.get(node.name) for node in graph.layers}
+    clips = {f"{node.name}.clip" for node in _quantizers(graph)}
+    values.update({name: side.get(name) for name in graph.side_shapes() if name not in clips})
+    checked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name, value in values.items():
+        target = _tensor(tensors, name)
+        if value is None or value.shape != tuple(target.shape):
+            given = "nothing" if value is None else f"shape {value.shape}"
+            raise GraphError(f"the state has {given} for {name!r}, the module has {tuple(target.shape)}")
+        checked.append((target, torch.from_numpy(np.array(value, dtype=np.float32))))
+    # Only once all fit, so that a failure leaves the module whole.
+    with torch.no_grad():
+        for target, source in checked:
+            target.copy_(source)
+
+
+def _quantizers(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if isinstance(node.op, Quantize)]
+
+
+def _first_clip(graph: Graph, node: Node) -> NDArray[np.float32]:
+    assert isinstance(node.op, Quantize)
+    if node.op.signed:
+        return np.array(SIGNED_CLIP, dtype=np.float32)
+    clip, source = RELU_CLIP, graph.by_name[node.inputs[0]]
+    if isinstance(source.op, Relu):
+        before = graph.by_name.get(source.inputs[0])
+        if before is not None and isinstance(before.op, Add):
+            clip = SUM_CLIP
+        if source.op.maximum > 0:
+            clip = min(clip, source.op.maximum)
+    return np.array(clip, dtype=np.float32)
+
+
+def _tensor(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in tensors:
+        raise GraphError(f"the module has no {name!r}: the graph was traced from another one")
+    return tensors[name]
+
+
+def _copied(tensors: dict[str, torch.Tensor], name: str, shape: Shape) -> NDArray[np.float32]:
+    tensor = _tensor(tensors, name)
+    if tuple(tensor.shape) != shape:
+        raise GraphError(f"{name!r} has shape {tuple(tensor.shape)} in the module, {shape} in the graph")
+    return np.array(tensor.detach().float().cpu().numpy(), dtype=np.float32)

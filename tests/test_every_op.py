@@ -1,0 +1,199 @@
+"""Every operation of `ops.RULES` goes all the way, so that a new one cannot be half there.
+
+Each has a small torch network here that uses it. The network is traced, written and read, trained by both
+engines, evaluated in integers and floats, given statistics without data and by calibration, and exported to
+both formats, which verify themselves against the integer reference to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from fedmpq.exchange.messages import TrainingPlan
+from fedmpq.export.exporting import Deployed, export_model
+from fedmpq.model import integer_forward
+from fedmpq.model.batch_statistics import quantized_statistics, unquantized_statistics
+from fedmpq.model.calibration import measure, statistics_names
+from fedmpq.model.export_formats import FORMATS, Format
+from fedmpq.model.float_forward import float_logits
+from fedmpq.model.graph import Graph
+from fedmpq.model.integer_program import compile_program
+from fedmpq.model.module_state import initial_state
+from fedmpq.model.native_products import native_products
+from fedmpq.model.ops import (
+    RULES,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    Linear,
+    MaxPool,
+    Op,
+    Quantize,
+    Relu,
+)
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights, dequantize_all
+from fedmpq.model.randomness import Draws
+from fedmpq.model.trace import trace
+from fedmpq.training.engine import Engine, make_engine
+
+CLASSES, CHANNELS, SIZE = 5, 3, 8
+SCALE, ZERO_POINT = 1 / 64, 120
+
+
+class Network(nn.Module):
+    """A convolution of 4 channels, `middle` (if `summed`, added to what it reads) and the classes."""
+
+    def __init__(self, features: int, *middle: nn.Module, summed: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(CHANNELS, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.middle, self.summed = nn.Sequential(*middle), summed
+        self.classes = nn.Linear(features, CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        stem = self.stem(images)
+        middle = self.middle(stem)
+        value = functional.relu(middle + stem) if self.summed else middle
+        return cast(torch.Tensor, self.classes(value.flatten(1)))
+
+
+PIXELS = SIZE * SIZE
+CASES: dict[type[Op], Callable[[], nn.Module]] = {
+    Conv2d: lambda: Network(
+        6 * 16, nn.Conv2d(4, 6, (3, 2), stride=2, padding=(2, 1), dilation=(2, 2), groups=2), nn.ReLU()
+    ),
+    Linear: lambda: Network(7, nn.Flatten(), nn.Linear(4 * PIXELS, 7), nn.BatchNorm1d(7), nn.ReLU()),
+    BatchNorm: lambda: Network(4 * PIXELS, nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
+    Relu: lambda: Network(4 * PIXELS, nn.Conv2d(4, 4, 1), nn.ReLU6()),
+    Quantize: lambda: Network(4 * PIXELS, nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)),
+    Add: lambda: Network(4 * PIXELS, nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), summed=True),
+    MaxPool: lambda: Network(4 * 16, nn.MaxPool2d(3, 2, padding=1)),
+    AvgPool: lambda: Network(4 * 16, nn.AvgPool2d(2)),
+    GlobalAvgPool: lambda: Network(4, nn.AdaptiveAvgPool2d(1)),
+    Flatten: lambda: Network(4 * PIXELS),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with random weights, traced and quantized."""
+
+    module: nn.Module
+    graph: Graph
+    weights: Weights
+    layers: Layers
+    side: Side
+
+    @property
+    def deployed(self) -> Deployed:
+        return Deployed(self.graph, self.layers, self.side, tuple("abcde"))
+
+
+@cache
+def case_of(op: type[Op]) -> Case:
+    if op not in CASES:
+        pytest.fail(f"{op.__name__} has no case: add a network that uses it to CASES")
+    torch.manual_seed(0)
+    module = CASES[op]()
+    image = torch.zeros(1, CHANNELS, SIZE, SIZE)
+    graph = trace(module, image, name="case", input_scale=SCALE, input_zero_point=ZERO_POINT)
+    weights, side = initial_state(module, graph)
+    layers = {
+        name: QuantizedLayer.from_weights(weight, 4, "least_error", False) for name, weight in weights.items()
+    }
+    return Case(module, graph, weights, layers, side)
+
+
+def pixels(count: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(1).integers(0, 256, (count, SIZE, SIZE, CHANNELS)).astype(np.uint8)
+
+
+@pytest.fixture(params=RULES, ids=lambda op: cast(str, op.__name__))
+def op(request: pytest.FixtureRequest) -> type[Op]:
+    return cast(type[Op], request.param)
+
+
+def test_tracing_finds_it(op: type[Op]) -> None:
+    assert any(isinstance(node.op, op) for node in case_of(op).graph.nodes)
+
+
+def test_it_crosses_the_wire(op: type[Op]) -> None:
+    graph = case_of(op).graph
+    assert Graph.from_bytes(graph.to_bytes()) == graph
+
+
+def test_the_float_forward_is_the_module_itself(op: type[Op]) -> None:
+    case, images = case_of(op), pixels(6)
+    real = (torch.from_numpy(images).permute(0, 3, 1, 2).float() - ZERO_POINT) * SCALE
+    with torch.no_grad():
+        expected = case.module.eval()(real).numpy()
+    found = float_logits(case.graph, case.weights, case.side, images)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_integer_forward_has_the_same_bits_by_kernels_and_near_the_float_one(op: type[Op]) -> None:
+    case, images = case_of(op), pixels(64)
+    program = compile_program(case.graph, case.layers, case.side)
+    logits = integer_forward.logits(program, images)
+    native = integer_forward.logits(program, images, products=partial(native_products, threads=2))
+    np.testing.assert_array_equal(native, logits)
+    real = float_logits(case.graph, dequantize_all(case.layers), case.side, images)
+    assert np.corrcoef(logits.reshape(-1), real.reshape(-1))[0, 1] > 0.9
+
+
+def trained(engine: Engine, case: Case) -> tuple[float, Layers]:
+    labels = np.random.default_rng(2).integers(0, CLASSES, 16)
+    plan = TrainingPlan(update="carried", learning_rate=0.05, code_learning_rate=0.05)
+    engine.load(case.graph, case.layers, case.side, plan, Draws(seed=1, client=2, round=3))
+    first = engine.train_epoch([(pixels(16), labels)])
+    losses = [engine.train_epoch([(pixels(16), labels)]).loss for _ in range(10)]
+    assert losses[-1] < first.loss
+    return first.loss, engine.layers()
+
+
+def test_both_engines_train_it_alike(op: type[Op]) -> None:
+    case = case_of(op)
+    (native, native_layers), (reference, _) = (
+        trained(make_engine(name, threads=1), case) for name in ("native", "torch")
+    )
+    assert native == pytest.approx(reference, rel=1e-3)
+    for node in case.graph.layers:
+        assert not np.array_equal(native_layers[node.name].codes, case.layers[node.name].codes), node.name
+
+
+def test_statistics_move_there_and_back(op: type[Op]) -> None:
+    case = case_of(op)
+    quantized = dequantize_all(case.layers)
+    moved = quantized_statistics(case.graph, case.weights, quantized, case.side)
+    back = unquantized_statistics(case.graph, case.weights, quantized, moved)
+    for name, tensor in case.side.items():
+        assert np.isfinite(moved[name]).all(), name
+        np.testing.assert_allclose(back[name], tensor, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_calibration_measures_it(op: type[Op]) -> None:
+    case = case_of(op)
+    measured = measure(case.graph, case.layers, case.side, [pixels(32)])
+    assert measured.keys() == set(statistics_names(case.graph))
+    for name, tensor in measured.items():
+        assert np.isfinite(tensor).all(), name
+        assert not np.array_equal(tensor, case.side[name]), name
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_it_is_exported_to_the_bit(op: type[Op], target: Format, tmp_path: Path) -> None:
+    exported = export_model(case_of(op).deployed, target, tmp_path / "model", measure_speed=False)
+    assert exported.path.stat().st_size > 0
