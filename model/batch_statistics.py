@@ -120,7 +120,7 @@ def _moves(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> It
 
 
 def _gain(common: Vector, power: Vector) -> Vector:
-    """`common / power`. Where nothing moves the output there is no telling: the variance is kept as it is."""
+    """`common / power`, and 1 where the power is zero, which keeps the variance as it is."""
     return np.divide(common, power, out=np.ones_like(power), where=power > _LEAST)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -91,6 +91,7 @@ CASES: dict[type[Op], Callable[[], nn.Module]] = {
 class Case:
     """A network with random weights, traced and quantized."""
 
+    op: type[Op]
     module: nn.Module
     graph: Graph
     weights: Weights
@@ -102,8 +103,9 @@ class Case:
         return Deployed(self.graph, self.layers, self.side, tuple("abcde"))
 
 
-@cache
-def case_of(op: type[Op]) -> Case:
+@pytest.fixture(scope="module", params=RULES, ids=lambda op: cast(str, op.__name__))
+def case(request: pytest.FixtureRequest) -> Case:
+    op: type[Op] = request.param
     if op not in CASES:
         pytest.fail(f"{op.__name__} has no case: add a network that uses it to CASES")
     torch.manual_seed(0)
@@ -114,29 +116,23 @@ def case_of(op: type[Op]) -> Case:
     layers = {
         name: QuantizedLayer.from_weights(weight, 4, "least_error", False) for name, weight in weights.items()
     }
-    return Case(module, graph, weights, layers, side)
+    return Case(op, module, graph, weights, layers, side)
 
 
 def pixels(count: int) -> NDArray[np.uint8]:
     return np.random.default_rng(1).integers(0, 256, (count, SIZE, SIZE, CHANNELS)).astype(np.uint8)
 
 
-@pytest.fixture(params=RULES, ids=lambda op: cast(str, op.__name__))
-def op(request: pytest.FixtureRequest) -> type[Op]:
-    return cast(type[Op], request.param)
+def test_tracing_finds_it(case: Case) -> None:
+    assert any(isinstance(node.op, case.op) for node in case.graph.nodes)
 
 
-def test_tracing_finds_it(op: type[Op]) -> None:
-    assert any(isinstance(node.op, op) for node in case_of(op).graph.nodes)
+def test_it_crosses_the_wire(case: Case) -> None:
+    assert Graph.from_bytes(case.graph.to_bytes()) == case.graph
 
 
-def test_it_crosses_the_wire(op: type[Op]) -> None:
-    graph = case_of(op).graph
-    assert Graph.from_bytes(graph.to_bytes()) == graph
-
-
-def test_the_float_forward_is_the_module_itself(op: type[Op]) -> None:
-    case, images = case_of(op), pixels(6)
+def test_the_float_forward_is_the_module_itself(case: Case) -> None:
+    images = pixels(6)
     real = (torch.from_numpy(images).permute(0, 3, 1, 2).float() - ZERO_POINT) * SCALE
     with torch.no_grad():
         expected = case.module.eval()(real).numpy()
@@ -144,8 +140,8 @@ def test_the_float_forward_is_the_module_itself(op: type[Op]) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_integer_forward_has_the_same_bits_by_kernels_and_near_the_float_one(op: type[Op]) -> None:
-    case, images = case_of(op), pixels(64)
+def test_the_integer_forward_has_the_same_bits_by_kernels_and_near_the_float_one(case: Case) -> None:
+    images = pixels(64)
     program = compile_program(case.graph, case.layers, case.side)
     logits = integer_forward.logits(program, images)
     native = integer_forward.logits(program, images, products=partial(native_products, threads=2))
@@ -164,8 +160,7 @@ def trained(engine: Engine, case: Case) -> tuple[float, Layers]:
     return first.loss, engine.layers()
 
 
-def test_both_engines_train_it_alike(op: type[Op]) -> None:
-    case = case_of(op)
+def test_both_engines_train_it_alike(case: Case) -> None:
     (native, native_layers), (reference, _) = (
         trained(make_engine(name, threads=1), case) for name in ("native", "torch")
     )
@@ -174,8 +169,7 @@ def test_both_engines_train_it_alike(op: type[Op]) -> None:
         assert not np.array_equal(native_layers[node.name].codes, case.layers[node.name].codes), node.name
 
 
-def test_statistics_move_there_and_back(op: type[Op]) -> None:
-    case = case_of(op)
+def test_statistics_move_there_and_back(case: Case) -> None:
     quantized = dequantize_all(case.layers)
     moved = quantized_statistics(case.graph, case.weights, quantized, case.side)
     back = unquantized_statistics(case.graph, case.weights, quantized, moved)
@@ -184,8 +178,7 @@ def test_statistics_move_there_and_back(op: type[Op]) -> None:
         np.testing.assert_allclose(back[name], tensor, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_calibration_measures_it(op: type[Op]) -> None:
-    case = case_of(op)
+def test_calibration_measures_it(case: Case) -> None:
     measured = measure(case.graph, case.layers, case.side, [pixels(32)])
     assert measured.keys() == set(statistics_names(case.graph))
     for name, tensor in measured.items():
@@ -194,6 +187,6 @@ def test_calibration_measures_it(op: type[Op]) -> None:
 
 
 @pytest.mark.parametrize("target", FORMATS)
-def test_it_is_exported_to_the_bit(op: type[Op], target: Format, tmp_path: Path) -> None:
-    exported = export_model(case_of(op).deployed, target, tmp_path / "model", measure_speed=False)
+def test_it_is_exported_to_the_bit(case: Case, target: Format, tmp_path: Path) -> None:
+    exported = export_model(case.deployed, target, tmp_path / "model", measure_speed=False)
     assert exported.path.stat().st_size > 0

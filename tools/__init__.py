@@ -1,1 +1,1 @@
-"""What the project runs on itself beside tests and benches: wheels, and ARM boards emulated here."""
+"""What the project runs on itself beside tests and benches: wheels, the demo, generated code, ARM boards."""

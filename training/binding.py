@@ -33,7 +33,7 @@ _SUM_ROWS, _WORK_ROWS = 4, 5
 
 
 def single(value: float) -> float:
-    """To the nearest float32.
+    """`value` rounded to the nearest float32.
 
     A product or quotient of two float32 numbers that is computed in double precision and then rounded is the
     one that float32 arithmetic gives: 53 bits are enough for that (at least 2 * 24 + 2).
@@ -123,14 +123,14 @@ class Binding:
         return tensor
 
     def error_of(self, name: str, tensor: Tensor) -> tuple[Buffer, bool]:
-        """Where an error of the value goes, and whether there is one already, to which it is to be added."""
+        """Where errors of the value go, and whether some are there already, to which they must be added."""
         known = name in self.errors
         if not known:
             self.errors[name] = self.layout.buffer(tensor.images * tensor.elements, np.uint16)
         return self.errors[name], known
 
     def deliver(self, name: str, error: Buffer) -> Call | None:
-        """Make `error` that of the value; if that has one already, the call that adds them."""
+        """Take `error` as that of the value `name`; if it has one already, the call that adds the two."""
         if name in self.errors:
             return self.bind(bound.add_errors(error, error.count, self.errors[name]))
         if name != INPUT:

@@ -57,7 +57,7 @@ def widened(halves: Halves) -> Floats:
 
 
 def halved(values: Floats) -> Halves:
-    """To the nearest bfloat16, ties to even."""
+    """`values` rounded to the nearest bfloat16, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 

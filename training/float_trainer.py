@@ -63,7 +63,7 @@ class FloatTrainer:
         return Calibration(assignment.round, assignment.client, len(data), merged.statistics())
 
     def logits(self, weights: Weights, side: Side, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of the module with these weights, in evaluation."""
+        """The logits of the module with these weights, in evaluation mode."""
         load_state(self._module, self._graph, weights, side)
         self._module.eval()
         with torch.no_grad():

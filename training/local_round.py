@@ -54,7 +54,7 @@ def run_local_round(
 
 
 def require_finite(tensors: Side, plan: TrainingPlan) -> None:
-    """The last step of a round has no loss after it that would tell."""
+    """Refuse a trained model with NaN or infinity in it: no loss follows the last step that would show it."""
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
             raise TrainingError(

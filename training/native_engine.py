@@ -89,7 +89,7 @@ class NativeEngine:
         return self._side.tensors()
 
     def _check_batch(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-        """Nothing that a kernel could stumble over may reach one."""
+        """Refuse a batch of other types, shapes or labels than the kernels, which check nothing, can take."""
         channels, height, width = self._graph.input.shape
         expected, classes = (height, width, channels), self._graph.shapes[self._graph.output][0]
         if images.dtype != np.uint8 or images.shape[1:] != expected or not len(images):

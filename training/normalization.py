@@ -98,7 +98,7 @@ class ChannelMap:
 
 
 class NormMap(ChannelMap):
-    """With BatchNorm, by the sums and sums of squares of the accumulators that the scratch holds."""
+    """The map of a layer with BatchNorm, from the accumulators' sums and sums of squares in the scratch."""
 
     def __init__(self, bound: BoundNormMap, scratch: Scratch) -> None:
         super().__init__(bound, scratch)

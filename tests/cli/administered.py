@@ -64,7 +64,7 @@ def example_status() -> pb.ServerStatus:
         bytes_up=999,
         bytes_down=1_000_000,
         version="0.1.0",
-        engine="native (neon-dot)",
+        engine="native (neon_dot)",
         accuracy=0.875,
     )
     status = pb.ServerStatus(server_version="9.9", run=example_run(), clients=[near, away])

@@ -69,7 +69,7 @@ def test_the_table(server: Administered, state: Path, capsys: Capture) -> None:
         "last round": "6.8 s, loss 1.234, 3 updates, 1 rejected, 2 cut",
     }
     assert [" ".join(line.split()) for line in out.splitlines()[-2:]] == [
-        "7 camera-1 training 4 12,345 234 999 B 1.00 MB 87.5% native (neon-dot)",
+        "7 camera-1 training 4 12,345 234 999 B 1.00 MB 87.5% native (neon_dot)",
         "– camera-2 away 2.5 0 – 0 B 0 B – –",
     ]
 
