@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from bench.workload import make_workload
@@ -23,81 +17,33 @@ from fedmpq import kernels
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.kernels import bound, tensors
 from fedmpq.kernels.call import Call
-from fedmpq.model import integer_forward, zoo
-from fedmpq.model.activations import MIN_CLIP
-from fedmpq.model.graph import Graph, GraphError
-from fedmpq.model.integer_program import ProgramError, compile_program
-from fedmpq.model.module_state import initial_state
-from fedmpq.model.native_products import native_products
-from fedmpq.model.quantized import Layers, QuantizedLayer, Side
+from fedmpq.model.graph import GraphError
+from fedmpq.model.integer_program import ProgramError
+from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
-from fedmpq.model.trace import trace
 from fedmpq.training import product_units
 from fedmpq.training.arena import Arena, Layout
-from fedmpq.training.engine import Batch, Engine, EngineError, EpochResult, TrainingError, make_engine
-from fedmpq.training.local_round import batches
+from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError, make_engine
 from fedmpq.training.native_engine import NativeEngine
 from fedmpq.training.product_units import Product
 from fedmpq.training.sum_units import Sum
-from fedmpq.training.torch_engine import TorchEngine
-from tests.training.small_graphs import GRAPHS, random_batch, random_state
+from tests.training.native_outcomes import (
+    CARRIED,
+    DRAWS,
+    PAPER,
+    Outcome,
+    after,
+    assert_same,
+    loaded,
+    outcome,
+    same_codes,
+    small_model,
+    untouched,
+)
+from tests.training.small_graphs import GRAPHS, random_batch
 from tests.training.watched_calls import Watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-ROOT = Path(__file__).parents[2]
-DRAWS = Draws(seed=1, client=2, round=3)
-PAPER = TrainingPlan(update="paper", learning_rate=0.1, momentum_bits=8)
-CARRIED = TrainingPlan(update="carried", learning_rate=0.1, code_learning_rate=0.05)
-
-
-Model = tuple[Graph, Layers, Side]
-
-
-def loaded(model: Model, plan: TrainingPlan = CARRIED, draws: Draws = DRAWS, **options: Any) -> NativeEngine:
-    engine = NativeEngine(**{"threads": 1, **options})
-    graph, layers, side = model
-    engine.load(graph, layers, side, plan, draws)
-    return engine
-
-
-def small_model(name: str, **options: Any) -> Model:
-    graph = GRAPHS[name]()
-    return graph, *random_state(graph, **options)
-
-
-Outcome = tuple[EpochResult, Layers, Side, dict[str, Any]]
-
-
-def outcome(engine: Engine, graph: Graph, sizes: tuple[int, ...]) -> Outcome:
-    """Result, codes, side tensors, and what the carried rule keeps beside the codes."""
-    return after(engine, engine.train_epoch([random_batch(graph, n, seed) for seed, n in enumerate(sizes)]))
-
-
-def after(engine: Engine, result: EpochResult) -> Outcome:
-    return result, engine.layers(), engine.side(), dict(engine.fractions())
-
-
-def untouched(model: Model) -> Outcome:
-    """Of a model that was loaded and not trained."""
-    _, layers, side = model
-    fractions = {name: np.zeros(layer.codes.size, np.int8) for name, layer in layers.items()}
-    return EpochResult(0, 0.0, 0.0), layers, side, fractions
-
-
-def assert_same(left: Outcome, right: Outcome) -> None:
-    assert left[0] == right[0]
-    for name, layer in left[1].items():
-        np.testing.assert_array_equal(layer.codes, right[1][name].codes, err_msg=name)
-    for name, tensor in left[2].items():
-        np.testing.assert_array_equal(tensor, right[2][name], err_msg=name)
-    assert left[3].keys() == right[3].keys()
-    for name, fractions in left[3].items():
-        np.testing.assert_array_equal(fractions, right[3][name], err_msg=name)
-
-
-def same_codes(left: Layers, right: Layers) -> bool:
-    return all(np.array_equal(left[name].codes, right[name].codes) for name in left)
 
 
 @pytest.fixture(params=kernels.supported_isas())
@@ -435,229 +381,3 @@ def test_engines_have_their_names() -> None:
         assert isinstance(engine, NativeEngine)
         assert engine.threads == 2
         assert engine._float_errors == float_errors
-
-
-# Numbers that are none -------------------------------------------------------------------------------------
-
-
-def test_a_rate_that_breaks_the_model_names_the_step() -> None:
-    model = small_model("residuals")
-    engine = loaded(model, replace(PAPER, learning_rate=1e38))
-    with pytest.raises(TrainingError, match=r"in training step [01]; lower the learning rate \(now 1e\+38\)"):
-        outcome(engine, model[0], (8, 8))
-
-
-def test_an_infinite_loss_names_the_step() -> None:
-    graph, layers, side = small_model("residuals")
-    side[f"{graph.output}.bias"][:] = [3e38, -3e38, -3e38, -3e38, -3e38]
-    with pytest.raises(TrainingError, match=r"the loss is (inf|nan) in training step 0; lower"):
-        outcome(loaded((graph, layers, side)), graph, (8,))
-
-
-@pytest.mark.parametrize("plan", [PAPER, CARRIED], ids=["paper", "carried"])
-@pytest.mark.parametrize("momentum_bits", [0, 8, 32])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_no_number_names_the_layer_and_leaves_its_codes(
-    monkeypatch: pytest.MonkeyPatch, plan: TrainingPlan, momentum_bits: int, bad: float
-) -> None:
-    model = small_model("residuals")
-    own, victim = bound.conv_backward_weights, model[0].layers[3]
-    shape = model[0].weight_shape(victim.name)
-
-    def spoiling(conv: Any, codes: Any, errors: Any, scale: Any, threads: int, gradient: Any) -> Call:
-        def spoil(_: None) -> None:
-            if (conv.out_channels, conv.channels, conv.stride_h) == (shape[0], shape[1], 2):
-                gradient.array[-1] = bad
-
-        return Watched(own(conv, codes, errors, scale, threads, gradient), after=spoil)
-
-    monkeypatch.setattr(bound, "conv_backward_weights", spoiling)
-    engine = loaded(model, replace(plan, momentum_bits=momentum_bits))
-    with pytest.raises(
-        TrainingError, match=r"gradient of layer 'conv2d\d+' is not finite in training step 0"
-    ):
-        outcome(engine, model[0], (8,))
-    for node in model[0].layers[:4]:
-        np.testing.assert_array_equal(engine.layers()[node.name].codes, model[1][node.name].codes)
-
-
-@pytest.mark.parametrize("float_errors", [False, True])
-@pytest.mark.parametrize("name", GRAPHS)
-def test_numbers_at_the_end_of_their_range_are_survived_or_named(name: str, float_errors: bool) -> None:
-    """Whichever side tensor is huge, training goes on with finite numbers or says when and where it broke."""
-    graph, layers, side = small_model(name)
-    endings = set()
-    for tensor in graph.side_shapes():
-        for huge in (3e38, 1e30, -1e20):
-            changed = {**side, tensor: np.full_like(side[tensor], huge)}
-            endings.add(survived(loaded((graph, layers, changed), float_errors=float_errors), graph))
-    assert endings == {True, False}
-
-
-def survived(engine: NativeEngine, graph: Graph) -> bool:
-    try:
-        outcome(engine, graph, (4, 4))
-    except TrainingError as error:
-        if "in training step" not in str(error):
-            raise
-        return False
-    assert all(np.isfinite(tensor).all() for tensor in engine.side().values())
-    return True
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e30, 3e38])
-def test_huge_and_tiny_steps_are_survived_or_named(scale: float) -> None:
-    graph, layers, side = small_model("bottlenecks")
-    for name, layer in layers.items():
-        changed = {**layers, name: replace(layer, step=np.asarray(scale, dtype=np.float32))}
-        survived(loaded((graph, changed, side)), graph)
-
-
-def test_errors_too_small_for_a_scale_count_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits so far apart that softmax leaves 1e-38: neither a division by zero nor a move."""
-    own, inverses = bound.quantize_error, []
-
-    def watching(error: Any, images: int, count: int, inverse: Any, *rest: Any) -> Call:
-        call = own(error, images, count, inverse, *rest)
-        return Watched(call, after=lambda _: inverses.append(inverse.value))
-
-    monkeypatch.setattr(bound, "quantize_error", watching)
-    graph, layers, side = small_model("convolutions")
-    side[f"{graph.output}.bias"][:] = [300.0, 0.0, 0.0, 0.0, 0.0]
-    plan = replace(CARRIED, weight_decay=0.0, lasso=0.0)
-    engine = loaded((graph, layers, side), plan)
-    images, _ = random_batch(graph, 6)
-    result = engine.train_epoch([(images, np.zeros(6, np.int64))] * 2)
-    assert result.loss == pytest.approx(0.0, abs=1e-6)
-    assert set(inverses) == {0.0}
-    assert same_codes(engine.layers(), layers)
-
-
-def test_clips_stay_positive() -> None:
-    graph, layers, side = small_model("residuals")
-    engine = loaded((graph, layers, side), replace(CARRIED, learning_rate=10.0, weight_decay=0.9))
-    outcome(engine, graph, (8,))
-    clips = [tensor for name, tensor in engine.side().items() if name.endswith(".clip")]
-    assert min(float(clip) for clip in clips) == MIN_CLIP
-
-
-def test_side_tensors_follow_sgd() -> None:
-    """Momentum and coupled decay as torch.optim.SGD has them."""
-    graph, layers, side = small_model("residuals")
-    engine = loaded((graph, layers, side), replace(PAPER, learning_rate=0.05, weight_decay=0.01))
-    name = "batchnorm1.weight"
-    expected = torch.nn.Parameter(torch.tensor(side[name]))
-    optimizer = torch.optim.SGD([expected], lr=0.05, momentum=0.9, weight_decay=0.01)
-    random = np.random.default_rng(0)
-    for _ in range(5):
-        gradient = random.normal(size=8).astype(np.float32)
-        expected.grad = torch.from_numpy(gradient.copy())
-        optimizer.step()
-        engine._side.gradients[engine._side.places[name]] = gradient
-        engine._side.update()
-        np.testing.assert_allclose(engine.side()[name], expected.detach().numpy(), rtol=1e-6)
-
-
-# Whole models ----------------------------------------------------------------------------------------------
-
-
-def traced(spec: str, seed: int) -> Model:
-    """A network of the zoo for 32x32 images, 4 bits; its clips are not the round ones on which sums tie."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        module = zoo.build(spec, classes=10, channels=3)
-    graph = trace(
-        module,
-        torch.zeros(1, 3, 32, 32),
-        name=spec,
-        activation_bits=4,
-        input_scale=0.015625,
-        input_zero_point=120,
-    )
-    weights, side = initial_state(module, graph)
-    random = np.random.default_rng(seed)
-    for name, tensor in side.items():
-        if name.endswith(".clip"):
-            side[name] = np.asarray(tensor * random.uniform(0.8, 1.0), dtype=np.float32)
-    layers = {
-        name: QuantizedLayer.from_weights(weight, 4, "least_error", True) for name, weight in weights.items()
-    }
-    return graph, layers, side
-
-
-@pytest.mark.parametrize(("spec", "count"), [("mobilenet_v2", 4), ("resnet18", 2)])
-def test_large_models_train_a_step_like_torch(spec: str, count: int) -> None:
-    model = traced(spec, 0)
-    plan = replace(CARRIED, learning_rate=0.01)
-    differences = []
-    for seed in range(4):
-        batch = random_batch(model[0], count, seed)
-        native, reference = loaded(model, plan), TorchEngine()
-        result = native.train_epoch([batch])
-        assert all(np.isfinite(tensor).all() for tensor in native.side().values())
-        assert not same_codes(native.layers(), model[1])
-        reference.load(*model, plan, DRAWS)
-        differences.append(abs(result.loss - reference.train_epoch([batch]).loss))
-        # A code that falls the other way, for the last bit of a float, shows in the loss.
-        if differences[-1] < 1e-4:
-            return
-    pytest.fail(f"the losses differ by {differences}")
-
-
-DIGITS = {
-    "paper": ("max", TrainingPlan(update="paper", learning_rate=0.5, momentum_bits=8)),
-    "carried": ("least_error", TrainingPlan(update="carried", learning_rate=0.2, code_learning_rate=0.1)),
-}
-
-
-@pytest.fixture(scope="module")
-def digits_accuracy(digits: Any) -> Callable[[str, str], float]:
-    """Mean accuracy of three seeds on the test images, after three epochs and one at a tenth of the rates."""
-
-    @cache
-    def accuracy(engine_name: str, rule: str) -> float:
-        return float(np.mean([trained(engine_name, rule, seed) for seed in range(3)]))
-
-    def trained(engine_name: str, rule: str, seed: int) -> float:
-        steps, fast = DIGITS[rule]
-        slow = replace(
-            fast, learning_rate=fast.learning_rate / 10, code_learning_rate=fast.code_learning_rate / 10
-        )
-        layers, side = digits.layers(4, steps), digits.side
-        for number, (plan, epochs) in enumerate(((fast, 3), (slow, 1))):
-            plan, draws = replace(plan, batch_size=48), Draws(seed, 0, number)
-            engine = make_engine(engine_name, threads=1)
-            engine.load(digits.graph, layers, side, plan, draws)
-            for epoch in range(epochs):
-                engine.train_epoch(batches(digits.train, plan, draws, epoch, digits.graph.input.zero_point))
-            layers, side = engine.layers(), engine.side()
-        program = compile_program(digits.graph, layers, side)
-        guesses = integer_forward.logits(program, digits.test.images, products=native_products).argmax(axis=1)
-        return float(np.mean(guesses == digits.test.labels))
-
-    return accuracy
-
-
-@pytest.mark.parametrize("rule", DIGITS)
-def test_digits_are_learnt_as_well_as_by_torch(
-    digits_accuracy: Callable[[str, str], float], rule: str
-) -> None:
-    native = digits_accuracy("native", rule)
-    assert native > 0.96
-    assert native > digits_accuracy("torch", rule) - 0.015
-
-
-@pytest.mark.parametrize("rule", DIGITS)
-def test_8_bit_errors_cost_no_accuracy(digits_accuracy: Callable[[str, str], float], rule: str) -> None:
-    assert digits_accuracy("native", rule) > digits_accuracy("native-float-errors", rule) - 0.01
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory needs Linux")
-@pytest.mark.parametrize("update", ["paper", "carried"])
-def test_a_step_takes_a_tenth_of_torchs_memory(tmp_path: Path, update: str) -> None:
-    """ResNet-20 at batch 64 in a process without torch; torch fp32 grows by 171 MB."""
-    path = tmp_path / "resnet20.npz"
-    make_workload("resnet20", 64).save(path)
-    command = [sys.executable, "-m", "bench.memory", "native", str(path), "--update", update]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["growth_mb"] <= 17.0

@@ -1,0 +1,266 @@
+"""The slow reference of the integer eval forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.graph import (
+    INPUT,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    Graph,
+    Linear,
+    MaxPool,
+    Node,
+    Quantize,
+    Relu,
+)
+from fedmpq.model.integer_forward import logits, trace_values
+from fedmpq.model.integer_program import IntegerProgram, compile_program
+from fedmpq.model.quantized import Layers, QuantizedLayer, Side
+
+F = np.float32
+Integers = NDArray[np.int64]
+
+
+# The slow reference: one image, channels first, whole numbers in Python or int64, each formula of
+# docs/algorithm.md on float32 scalars. It reads the graph itself and nothing of the program under test.
+
+
+@dataclass
+class Codes:
+    values: Integers
+    scale: np.float32
+    low: int
+    high: int
+
+
+@dataclass
+class Real:
+    values: NDArray[np.float32]
+
+
+@dataclass
+class Sums:
+    """Sums of products, with `s_x`, and per channel `s_w` and `B`, into which BatchNorm folds."""
+
+    values: Integers
+    input_scale: np.float32
+    longest: int
+    scales: list[np.float32]
+    offsets: list[np.float32]
+
+
+@dataclass
+class Positive:
+    value: Codes | Real | Sums
+    maximum: float
+
+
+Value = Codes | Real | Sums | Positive
+
+
+def clamped(real: np.float32, low: int, high: int) -> int:
+    assert isinstance(real, np.float32)
+    # Python rounds half to even, and float64 holds every float32.
+    return min(max(round(float(real)), low), high)
+
+
+def output_size(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def slow_conv(x: Integers, weight: Integers, op: Conv2d) -> Integers:
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = op.kernel, op.stride, op.padding, op.dilation
+    height = output_size(x.shape[1], kh, sh, ph, dh)
+    width = output_size(x.shape[2], kw, sw, pw, dw)
+    inputs, outputs = op.in_channels // op.groups, op.out_channels // op.groups
+    out = np.zeros((op.out_channels, height, width), np.int64)
+    for c in range(op.out_channels):
+        block = x[c // outputs * inputs :][:inputs]
+        for i in range(height):
+            for j in range(width):
+                for u in range(kh):
+                    for v in range(kw):
+                        y, z = i * sh - ph + u * dh, j * sw - pw + v * dw
+                        if 0 <= y < x.shape[1] and 0 <= z < x.shape[2]:
+                            out[c, i, j] += int((block[:, y, z] * weight[c, :, u, v]).sum())
+    return out
+
+
+def windows(x: Integers, op: MaxPool | AvgPool) -> list[list[list[list[int]]]]:
+    """The codes under each window, without the padding."""
+    (kh, kw), (sh, sw), (ph, pw) = op.kernel, op.stride, op.padding
+    height, width = output_size(x.shape[1], kh, sh, ph), output_size(x.shape[2], kw, sw, pw)
+    return [
+        [
+            [
+                channel[max(i * sh - ph, 0) : i * sh - ph + kh, max(j * sw - pw, 0) : j * sw - pw + kw]
+                .reshape(-1)
+                .tolist()
+                for j in range(width)
+            ]
+            for i in range(height)
+        ]
+        for channel in x
+    ]
+
+
+def integer_weight(layer: QuantizedLayer) -> tuple[Integers, list[np.float32]]:
+    """`2c - (2^b - 1)` with scale `step/2`; at 8 bits `c - 128` with scale `step`."""
+    codes = layer.codes.astype(np.int64)
+    steps = [F(step) for step in np.broadcast_to(layer.step, (len(codes),))]
+    if layer.bits == 8:
+        return codes - 128, steps
+    return 2 * codes - (2**layer.bits - 1), [step / F(2) for step in steps]
+
+
+def kept_scale(scale: np.float32, offset: np.float32, longest: int) -> np.float32:
+    """`s_x * s_w`, unless `bias_int` would then be too large for an int32 that must hold the sums as well."""
+    limit = F(2**30) if longest < 2**30 else F(2**24)
+    least = max(abs(offset) / limit, F(2.0**-80))
+    return F(np.copysign(least, scale)) if abs(scale) < least else scale
+
+
+def requantized(value: Sums, s_y: np.float32, low: int, high: int) -> Integers:
+    out = np.zeros_like(value.values)
+    for c, (s_w, offset) in enumerate(zip(value.scales, value.offsets, strict=True)):
+        scale = kept_scale(value.input_scale * s_w, offset, value.longest)
+        bias = round(float(offset / scale))
+        multiplier = scale / s_y
+        for place, acc in np.ndenumerate(value.values[c]):
+            out[(c, *place)] = clamped(F(int(acc) + bias) * multiplier, low, high)
+    return out
+
+
+def quantized(value: Value, op: Quantize, clip: np.float32) -> Codes:
+    clip = max(F(clip), F(2.0**-10))
+    if isinstance(value, Positive):
+        clip = min(clip, F(value.maximum)) if value.maximum else clip
+        value = value.value
+    high = 2 ** (op.bits - 1) - 1 if op.signed else 2**op.bits - 1
+    low = -high if op.signed else 0
+    s_y = F(clip / F(high))
+    if isinstance(value, Sums):
+        return Codes(requantized(value, s_y, low, high), s_y, low, high)
+    out = np.zeros(value.values.shape, np.int64)
+    for place, element in np.ndenumerate(value.values):
+        if isinstance(value, Codes):
+            out[place] = clamped(F(int(element)) * F(value.scale / s_y), low, high)
+        else:
+            out[place] = clamped(F(element) / s_y, low, high)
+    return Codes(out, s_y, low, high)
+
+
+def averaged(value: Codes, op: AvgPool | GlobalAvgPool) -> Codes:
+    """Sums over the window times `s / (s' * window)`, where `s' = s * high / high'` and codes have 8 bits."""
+    if isinstance(op, GlobalAvgPool):
+        size = (value.values.shape[1], value.values.shape[2])
+        op = AvgPool(size, (1, 1), (0, 0))
+    high = 127 if value.low < 0 else 255
+    low = -127 if value.low < 0 else 0
+    scale = F(value.scale * F(value.high) / F(high))
+    multiplier = F(value.scale / (scale * F(op.kernel[0] * op.kernel[1])))
+    pooled = [
+        [[clamped(F(sum(codes)) * multiplier, low, high) for codes in row] for row in channel]
+        for channel in windows(value.values, op)
+    ]
+    return Codes(np.array(pooled, np.int64), scale, low, high)
+
+
+class Reference:
+    def __init__(self, graph: Graph, layers: Layers, side: Side, image: NDArray[np.uint8]) -> None:
+        self.layers, self.side = layers, side
+        codes = image.astype(np.int64).transpose(2, 0, 1) - graph.input.zero_point
+        zero = graph.input.zero_point
+        self.values: dict[str, Value] = {INPUT: Codes(codes, F(graph.input.scale), -zero, 255 - zero)}
+        for node in graph.nodes:
+            self.values[node.name] = self.apply(node, [self.values[name] for name in node.inputs])
+        self.logits = self.real(self.values[graph.output])
+
+    def apply(self, node: Node, inputs: list[Value]) -> Value:
+        op, x = node.op, inputs[0]
+        if isinstance(op, BatchNorm):
+            return self.folded(node.name, op, x)
+        if isinstance(op, Relu):
+            assert not isinstance(x, Positive)
+            return Positive(x, op.maximum)
+        if isinstance(op, Quantize):
+            return quantized(x, op, F(self.side[f"{node.name}.clip"]))
+        assert isinstance(x, Codes)
+        if isinstance(op, Conv2d | Linear):
+            return self.product(node.name, op, x)
+        if isinstance(op, Add):
+            y = inputs[1]
+            assert isinstance(y, Codes)
+            return Real(x.values.astype(F) * x.scale + y.values.astype(F) * y.scale)
+        if isinstance(op, Flatten):
+            return replace(x, values=x.values.reshape(-1))
+        if isinstance(op, MaxPool):
+            pooled = [[[max(codes) for codes in row] for row in channel] for channel in windows(x.values, op)]
+            return replace(x, values=np.array(pooled, np.int64))
+        return averaged(x, op)
+
+    def product(self, name: str, op: Conv2d | Linear, x: Codes) -> Sums:
+        weight, scales = integer_weight(self.layers[name])
+        sums = slow_conv(x.values, weight, op) if isinstance(op, Conv2d) else weight @ x.values
+        bias = self.side[f"{name}.bias"] if op.bias else np.zeros(len(weight), F)
+        longest = weight[0].size * max(-x.low, x.high) * 127
+        return Sums(sums, x.scale, longest, scales, [F(b) for b in bias])
+
+    def folded(self, name: str, op: BatchNorm, x: Value) -> Sums:
+        assert isinstance(x, Sums)
+        gamma, beta, mean, var = (
+            self.side[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
+        )
+        factors = [F(g / np.sqrt(F(v + F(op.eps)))) for g, v in zip(gamma, var, strict=True)]
+        return replace(
+            x,
+            scales=[s * f for s, f in zip(x.scales, factors, strict=True)],
+            offsets=[b + (o - m) * f for b, o, m, f in zip(beta, x.offsets, mean, factors, strict=True)],
+        )
+
+    def real(self, value: Value) -> NDArray[np.float32]:
+        if isinstance(value, Real):
+            return value.values
+        assert isinstance(value, Sums)
+        out = []
+        for acc, s_w, offset in zip(value.values.tolist(), value.scales, value.offsets, strict=True):
+            scale = kept_scale(value.input_scale * s_w, offset, value.longest)
+            out.append(F(acc + round(float(offset / scale))) * scale)
+        return np.array(out, F)
+
+
+@dataclass
+class Model:
+    graph: Graph
+    layers: Layers
+    side: Side
+
+    def program(self) -> IntegerProgram:
+        return compile_program(self.graph, self.layers, self.side)
+
+
+def check_against_reference(model: Model, images: NDArray[np.uint8]) -> None:
+    """Every tensor of codes of every image, and the logits, to the bit."""
+    program = model.program()
+    traced = trace_values(program, images)
+    assert set(program.formats) <= set(traced)
+    for index, image in enumerate(images):
+        reference = Reference(model.graph, model.layers, model.side, image)
+        for name, form in program.formats.items():
+            value = reference.values[name]
+            assert isinstance(value, Codes)
+            assert (form.scale, form.low, form.high) == (value.scale, value.low, value.high), name
+            got = traced[name][index]
+            got = got.transpose(2, 0, 1) if got.ndim == 3 else got
+            np.testing.assert_array_equal(got, value.values, err_msg=name)
+        np.testing.assert_array_equal(traced[program.output][index], reference.logits)
+    np.testing.assert_array_equal(logits(program, images), traced[program.output])
