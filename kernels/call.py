@@ -1,14 +1,13 @@
 """Kernels bound to their arguments: types and sizes are checked once, the call can be made again and again.
 
-Types are those of the C headers (`prototypes`): memory is given as `Elements`, whose type is compared with
-the declaration here; structures and numbers are compared by ctypes. Arguments that change from call to call
-are ctypes numbers (`c_float`, `c_uint32`), whose value is read when the call is made, as is the place of a
-`Buffer`.
+Types are those of the C headers (`prototypes`), with which memory, structures and numbers are compared here.
+Arguments that change from call to call are ctypes numbers (`c_float`, `c_uint32`), whose value is read when
+the call is made, as is the place of a `Buffer`.
 """
 
 from __future__ import annotations
 
-from ctypes import byref, c_float, c_uint32
+from ctypes import addressof, c_float, c_uint32, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,8 +42,9 @@ class Call:
     def __init__(self, name: str, *given: Given) -> None:
         pairs = list(zip(PROTOTYPES[name].arguments, given, strict=True))
         self._run = partial(getattr(library, name), *(_passed(name, *pair) for pair in pairs))
-        self._kept = tuple(memory for each in given for memory in _memory(each))
-        self.buffers = tuple(each for each in self._kept if isinstance(each, Buffer))
+        memory = tuple(memory for each in given for memory in _memory(each))
+        self._kept = (*memory, *(each for each in given if isinstance(each, CStruct)))
+        self.buffers = tuple(each for each in memory if isinstance(each, Buffer))
 
     def __call__(self) -> Any:
         return self._run()
@@ -68,15 +68,17 @@ class CheckedCall(Call):
 
 
 def _passed(name: str, argument: Argument, given: Given) -> Any:
-    """What ctypes is handed for an argument."""
+    """What ctypes is handed for an argument: a ctypes value, which it need not convert at every call."""
     if given is None:
         return None
     if isinstance(given, Elements) and argument.element is not None:
         return pointer(given.memory, argument.element, given.count)
-    if isinstance(given, Elements) or argument.element is not None:
+    if isinstance(given, CStruct) and isinstance(given, argument.type):
+        return c_void_p(addressof(given))
+    if isinstance(given, Elements | CStruct) or argument.element or issubclass(argument.type, CStruct):
         declared = argument.element or argument.type.__name__
         raise TypeError(f"{name}: argument {argument.name!r} is declared as {declared}, not as {given!r}")
-    return byref(given) if isinstance(given, CStruct) else given
+    return given if isinstance(given, argument.type) else argument.type(given)
 
 
 def _memory(given: Given) -> tuple[Memory, ...]:

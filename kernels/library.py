@@ -8,9 +8,10 @@ names another build of the library, such as one with sanitizers.
 from __future__ import annotations
 
 import os
-from ctypes import CDLL
+from ctypes import CDLL, c_void_p
 from pathlib import Path
 
+from fedmpq.kernels.memory import CStruct
 from fedmpq.kernels.prototypes import PROTOTYPES
 
 ISAS = ("avx512", "avx2", "neon_dot", "neon", "scalar")
@@ -32,7 +33,9 @@ def load(path: Path) -> CDLL:
                 f"fedmpq.kernels: {path.name} lacks {name}, so it is older than its sources; {HOW_TO_BUILD}"
             ) from error
         function.restype = prototype.result
-        function.argtypes = [argument.type for argument in prototype.arguments]
+        # Structures are compared when a call is bound, once, and not by ctypes, every time.
+        types = [argument.type for argument in prototype.arguments]
+        function.argtypes = [c_void_p if issubclass(each, CStruct) else each for each in types]
     return loaded
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any, NamedTuple
 
 from fedmpq.kernels.memory import CStruct
@@ -11,6 +11,7 @@ from fedmpq.kernels.memory import CStruct
 class Argument(NamedTuple):
     name: str
     type: Any
+    """Its ctypes type; of a pointer to a structure, the structure."""
     element: str | None = None
     """The type of the elements, if it points to numbers."""
 
@@ -138,8 +139,8 @@ PROTOTYPES = {
         Argument("k1", c_uint32),
         Argument("out", c_void_p, "float32"),)),
     "fedmpq_conv_forward": Prototype(c_int32, (
-        Argument("conv", POINTER(FedmpqConv)),
-        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("conv", FedmpqConv),
+        Argument("codes", FedmpqCodes),
         Argument("weights", c_void_p, "int8"),
         Argument("threads", c_int32),
         Argument("acc", c_void_p, "int32"),
@@ -147,12 +148,12 @@ PROTOTYPES = {
     "fedmpq_force_bit_serial": Prototype(None, (
         Argument("most_bits", c_int32),)),
     "fedmpq_conv_backward_sums": Prototype(c_int32, (
-        Argument("conv", POINTER(FedmpqConv)),
-        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("conv", FedmpqConv),
+        Argument("codes", FedmpqCodes),
         Argument("weights", c_void_p, "int8"),
         Argument("error", c_void_p, "uint16"),
-        Argument("rescale", POINTER(FedmpqRescale)),
-        Argument("normalize", POINTER(FedmpqNormalize)),
+        Argument("rescale", FedmpqRescale),
+        Argument("normalize", FedmpqNormalize),
         Argument("threads", c_int32),
         Argument("acc", c_void_p, "int32"),
         Argument("sums", c_void_p, "float64"),)),
@@ -164,15 +165,15 @@ PROTOTYPES = {
         Argument("kept", c_void_p, "int16"),)),
     "fedmpq_kept_backward_sums": Prototype(c_int32, (
         Argument("kept", c_void_p, "int16"),
-        Argument("extent", POINTER(FedmpqExtent)),
+        Argument("extent", FedmpqExtent),
         Argument("error", c_void_p, "uint16"),
-        Argument("rescale", POINTER(FedmpqRescale)),
-        Argument("normalize", POINTER(FedmpqNormalize)),
+        Argument("rescale", FedmpqRescale),
+        Argument("normalize", FedmpqNormalize),
         Argument("threads", c_int32),
         Argument("acc", c_void_p, "int32"),
         Argument("sums", c_void_p, "float64"),)),
     "fedmpq_conv_backward_input": Prototype(c_int32, (
-        Argument("conv", POINTER(FedmpqConv)),
+        Argument("conv", FedmpqConv),
         Argument("errors", c_void_p, "int8"),
         Argument("weights", c_void_p, "int8"),
         Argument("scale", c_float),
@@ -180,25 +181,25 @@ PROTOTYPES = {
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),)),
     "fedmpq_conv_backward_weights": Prototype(c_int32, (
-        Argument("conv", POINTER(FedmpqConv)),
-        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("conv", FedmpqConv),
+        Argument("codes", FedmpqCodes),
         Argument("errors", c_void_p, "int8"),
         Argument("scale", c_void_p, "float32"),
         Argument("threads", c_int32),
         Argument("gradient", c_void_p, "float32"),)),
     "fedmpq_requantize": Prototype(c_int32, (
         Argument("acc", c_void_p, "int32"),
-        Argument("extent", POINTER(FedmpqExtent)),
-        Argument("rescale", POINTER(FedmpqRescale)),
+        Argument("extent", FedmpqExtent),
+        Argument("rescale", FedmpqRescale),
         Argument("pairs", c_int32),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint8"),)),
     "fedmpq_backward_error": Prototype(None, (
         Argument("acc", c_void_p, "int32"),
         Argument("error", c_void_p, "uint16"),
-        Argument("extent", POINTER(FedmpqExtent)),
-        Argument("rescale", POINTER(FedmpqRescale)),
-        Argument("normalize", POINTER(FedmpqNormalize)),
+        Argument("extent", FedmpqExtent),
+        Argument("rescale", FedmpqRescale),
+        Argument("normalize", FedmpqNormalize),
         Argument("gain", c_void_p, "float32"),
         Argument("mean_g", c_void_p, "float32"),
         Argument("mean_gx", c_void_p, "float32"),
@@ -218,9 +219,9 @@ PROTOTYPES = {
         Argument("threads", c_int32),
         Argument("out", c_void_p, "int8"),)),
     "fedmpq_add": Prototype(c_int32, (
-        Argument("left", POINTER(FedmpqCodes)),
+        Argument("left", FedmpqCodes),
         Argument("left_scale", c_float),
-        Argument("right", POINTER(FedmpqCodes)),
+        Argument("right", FedmpqCodes),
         Argument("right_scale", c_float),
         Argument("images", c_int32),
         Argument("count", c_int64),
@@ -243,26 +244,26 @@ PROTOTYPES = {
         Argument("count", c_int64),
         Argument("error", c_void_p, "uint16"),)),
     "fedmpq_max_pool": Prototype(c_int32, (
-        Argument("pool", POINTER(FedmpqConv)),
-        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("pool", FedmpqConv),
+        Argument("codes", FedmpqCodes),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint8"),)),
     "fedmpq_max_pool_backward": Prototype(c_int32, (
-        Argument("pool", POINTER(FedmpqConv)),
-        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("pool", FedmpqConv),
+        Argument("codes", FedmpqCodes),
         Argument("error", c_void_p, "uint16"),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),)),
     "fedmpq_average_pool": Prototype(c_int32, (
-        Argument("pool", POINTER(FedmpqConv)),
-        Argument("codes", POINTER(FedmpqCodes)),
+        Argument("pool", FedmpqConv),
+        Argument("codes", FedmpqCodes),
         Argument("multiplier", c_float),
         Argument("low", c_float),
         Argument("high", c_float),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint8"),)),
     "fedmpq_average_pool_backward": Prototype(c_int32, (
-        Argument("pool", POINTER(FedmpqConv)),
+        Argument("pool", FedmpqConv),
         Argument("error", c_void_p, "uint16"),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),)),
@@ -282,7 +283,7 @@ PROTOTYPES = {
         Argument("gain", c_void_p, "float32"),
         Argument("error", c_void_p, "uint16"),)),
     "fedmpq_update_codes": Prototype(c_int32, (
-        Argument("update", POINTER(FedmpqUpdate)),
+        Argument("update", FedmpqUpdate),
         Argument("gradient", c_void_p, "float32"),
         Argument("codes", c_void_p, "uint8"),)),
 }

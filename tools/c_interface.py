@@ -41,7 +41,8 @@ _DECLARED = re.compile(r"(?:const )?(\w+)( ?\*)? ?(\w+)(\[\d+\])?")
 
 @dataclass(frozen=True)
 class Field:
-    """An argument or a field: its ctypes type, and the type of the elements if it points to numbers."""
+    """An argument or a field: its ctypes type, or the structure it points to; and the type of the elements if
+    it points to numbers."""
 
     name: str
     type: str
@@ -128,7 +129,7 @@ def _field(declaration: str, known: set[str]) -> Field:
     if star and base == "char":
         return Field(name, "c_char_p", None)
     if star and base in known:
-        return Field(name, f"POINTER({base})", None)
+        return Field(name, base, None)
     raise ValueError(
         f"{declaration!r}: {base!r} is no type that the Python side knows; add it to this module"
     )
@@ -146,7 +147,7 @@ _HEAD = '''\
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any, NamedTuple
 
 from fedmpq.kernels.memory import CStruct
@@ -155,6 +156,7 @@ from fedmpq.kernels.memory import CStruct
 class Argument(NamedTuple):
     name: str
     type: Any
+    """Its ctypes type; of a pointer to a structure, the structure."""
     element: str | None = None
     """The type of the elements, if it points to numbers."""
 

@@ -39,7 +39,7 @@ def c_type(argument: prototypes.Argument) -> str:
         return f"{element(argument.element)}*"
     if argument.type is ctypes.c_char_p:
         return "char*"
-    return C_NUMBERS.get(argument.type) or f"{argument.type._type_.__name__}*"
+    return C_NUMBERS.get(argument.type) or f"{argument.type.__name__}*"
 
 
 def result_type(result: object) -> str:
@@ -160,10 +160,14 @@ def test_an_argument_of_another_kind_than_declared_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         Call("fedmpq_add_errors", Elements(halves, 4), 4)
     codes = FedmpqCodes()
-    with pytest.raises(ctypes.ArgumentError, match="expected LP_FedmpqConv"):
-        Call("fedmpq_max_pool", codes, codes, 1, Elements(np.zeros(4, np.uint8), 4))()
-    with pytest.raises(ctypes.ArgumentError):
-        Call("fedmpq_add_errors", Elements(halves, 4), 4.0, Elements(halves, 4))()
+    with pytest.raises(TypeError, match="'pool' is declared as FedmpqConv"):
+        Call("fedmpq_max_pool", codes, codes, 1, Elements(np.zeros(4, np.uint8), 4))
+    with pytest.raises(TypeError, match="'pool' is declared as FedmpqConv"):
+        Call("fedmpq_max_pool", 1, codes, 1, Elements(np.zeros(4, np.uint8), 4))
+    with pytest.raises(TypeError, match="float"):
+        Call("fedmpq_add_errors", Elements(halves, 4), 4.0, Elements(halves, 4))
+    with pytest.raises(TypeError):
+        Call("fedmpq_add_errors", Elements(halves, 4), ctypes.c_float(4), Elements(halves, 4))
 
 
 def test_a_structure_follows_the_buffers_it_points_to() -> None:
