@@ -15,12 +15,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bench.inference import float_rivals, make_model
-from fedmpq.export.float_onnx import normalised
-from fedmpq.export.onnx_lowering import lower_to_onnx
+from fedmpq.export.float_network import normalised
+from fedmpq.export.onnx.lowering import lower_to_onnx
 from fedmpq.export.verify import random_images
 from fedmpq.method.pruning_growing import BudgetError
 from fedmpq.model import zoo
-from fedmpq.model.integer_program import compile_program
 from tools import arm_board
 from tools.arm_board import CPUS, BoardError
 from tools.arm_instructions import Counting
@@ -30,10 +29,9 @@ from tools.wheels import WheelError
 def write_models(name: str, bits: float, folder: Path) -> None:
     """The rivals as files, each with its image beside it."""
     model = make_model(name, bits)
-    program = compile_program(model.graph, model.layers, model.side)
-    pixels = random_images(program, 2)[:1]
-    fp32, static_int8 = float_rivals(model, program)
-    exported = lower_to_onnx(program, model.layers, {"classes": model.class_names}).to_bytes()
+    pixels = random_images(model.graph, 2)[:1]
+    fp32, static_int8 = float_rivals(model)
+    exported = lower_to_onnx(model.program, model.layers, {"classes": model.class_names}).to_bytes()
     real = normalised(model.graph, pixels)
     for rival, content, images in (
         ("exported", exported, pixels),

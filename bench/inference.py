@@ -31,21 +31,25 @@ from bench.machine import Machine
 from bench.timing import interleaved, load_average
 from bench.workload import INPUT_SCALE, INPUT_ZERO_POINT, dealt_bits
 from fedmpq.cli.trained_run import quantized_method
-from fedmpq.export.executorch_lowering import compress, lower_to_executorch
-from fedmpq.export.executorch_runtime import ExecuTorchRunner, executorch_input
-from fedmpq.export.exporting import Deployed
-from fedmpq.export.float_onnx import lower_float, normalised
-from fedmpq.export.onnx_lowering import lower_to_onnx
-from fedmpq.export.onnx_runtime import OnnxRunner, float_session
-from fedmpq.export.verify import executorch_values, first_difference, random_images, reference
+from fedmpq.export.card import bare_bytes
+from fedmpq.export.executorch.lowering import compress, lower_to_executorch
+from fedmpq.export.executorch.runtime import ExecuTorchRunner, executorch_input
+from fedmpq.export.executorch.verification import values as executorch_values
+from fedmpq.export.float_network import float_network, normalised
+from fedmpq.export.onnx.float_twin import lower_float
+from fedmpq.export.onnx.lowering import lower_to_onnx
+from fedmpq.export.onnx.runtime import OnnxRunner, float_session
+from fedmpq.export.onnx.target import OnnxTarget
+from fedmpq.export.verify import first_difference, random_images
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.method.state import ClientRecord
 from fedmpq.model import zoo
-from fedmpq.model.integer_program import IntegerProgram, compile_program
+from fedmpq.model.deployed import DeployedModel
+from fedmpq.model.graph import Graph
 from fedmpq.model.module_state import initial_state
-from fedmpq.model.quantized import QuantizedLayer, Side, dequantize_all
+from fedmpq.model.quantized import QuantizedLayer, Side, Weights, dequantize_all
 from fedmpq.model.trace import trace
 
 BATCHES = (1, 64)
@@ -62,15 +66,14 @@ TRAINED_CALIBRATION_IMAGES = 256
 class Rivals:
     """The model exported, and what it is compared with."""
 
-    model: Deployed
-    program: IntegerProgram
+    model: DeployedModel
     onnx: bytes
     pte: bytes
     fp32: bytes
     static_int8: bytes
 
 
-def make_model(name: str, bits: float) -> Deployed:
+def make_model(name: str, bits: float) -> DeployedModel:
     torch.manual_seed(0)
     size, classes = SIZES.get(name, 32), 1000 if name in MANY_CLASSES else 10
     module = zoo.build(name, classes=classes, channels=3)
@@ -86,7 +89,7 @@ def make_model(name: str, bits: float) -> Deployed:
         node.name: QuantizedLayer.from_weights(weights[node.name], b, "max", False)
         for node, b in zip(graph.layers, dealt_bits(graph.layer_sizes, bits), strict=True)
     }
-    return Deployed(graph, layers, scattered(side), tuple(str(i) for i in range(classes)))
+    return DeployedModel(graph, layers, scattered(side), tuple(str(i) for i in range(classes)))
 
 
 def scattered(side: Side) -> Side:
@@ -103,23 +106,25 @@ def scattered(side: Side) -> Side:
     return {name: np.asarray(draws[parts[name]](tensor), np.float32) for name, tensor in side.items()}
 
 
-def make_rivals(model: Deployed) -> Rivals:
-    program = compile_program(model.graph, model.layers, model.side)
-    fp32, static_int8 = float_rivals(model, program)
+def make_rivals(model: DeployedModel) -> Rivals:
+    fp32, static_int8 = float_rivals(model)
     return Rivals(
         model=model,
-        program=program,
-        onnx=lower_to_onnx(program, model.layers, {"classes": model.class_names}).to_bytes(),
-        pte=lower_to_executorch(program, model.layers),
+        onnx=lower_to_onnx(model.program, model.layers, {"classes": model.class_names}).to_bytes(),
+        pte=lower_to_executorch(model.program, model.layers),
         fp32=fp32,
         static_int8=static_int8,
     )
 
 
-def float_rivals(model: Deployed, program: IntegerProgram) -> tuple[bytes, bytes]:
+def fp32_onnx(graph: Graph, weights: Weights, side: Side) -> bytes:
+    return lower_float(float_network(graph, weights, side)).SerializeToString()
+
+
+def float_rivals(model: DeployedModel) -> tuple[bytes, bytes]:
     """The same network in fp32, and what ONNX Runtime quantizes that to."""
-    fp32 = lower_float(model.graph, dequantize_all(model.layers), model.side).SerializeToString()
-    images = random_images(program, CALIBRATION_IMAGES, seed=1)
+    fp32 = fp32_onnx(model.graph, dequantize_all(model.layers), model.side)
+    images = random_images(model.graph, CALIBRATION_IMAGES, seed=1)
     return fp32, quantized_statically(fp32, normalised(model.graph, images))
 
 
@@ -152,7 +157,7 @@ def quantized_statically(fp32: bytes, images: NDArray[np.float32]) -> bytes:
 def measure(rivals: Rivals, batch: int, repetitions: int) -> dict[str, Any]:
     """Times of each, and how many times as fast as fp32 each is."""
     graph = rivals.model.graph
-    pixels = random_images(rivals.program, max(2, batch))[:batch]
+    pixels = random_images(graph, max(2, batch))[:batch]
     real = normalised(graph, pixels)
     stored = executorch_input(pixels)
     onnx, executorch = OnnxRunner(rivals.onnx), ExecuTorchRunner(rivals.pte)
@@ -198,9 +203,10 @@ def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
     method = quantized_method(checkpoint)
     train, test = simulation.load_data(experiment)
     deployed = method.deployments(model, [ClientRecord(0, bits, 1)])[0]
-    program = compile_program(graph, deployed.layers, deployed.side)
-    exported = lower_to_onnx(program, deployed.layers, {"classes": checkpoint.class_names}).to_bytes()
-    fp32 = lower_float(graph, model.final.weights, model.final.side).SerializeToString()
+    exported = OnnxTarget().lower(
+        DeployedModel(graph, deployed.layers, deployed.side, tuple(checkpoint.class_names))
+    )
+    fp32 = fp32_onnx(graph, model.final.weights, model.final.side)
     calibration = normalised(graph, train.images[:TRAINED_CALIBRATION_IMAGES])
     images, labels = test.images, test.labels
     logits = {
@@ -216,13 +222,12 @@ def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
 
 
 def equality(rivals: Rivals) -> dict[str, bool]:
-    images = random_images(rivals.program, COMPARED_IMAGES, seed=2)
-    codes = executorch_values(rivals.program, rivals.model.layers, images)
+    model = rivals.model
+    images = random_images(model.graph, COMPARED_IMAGES, seed=2)
+    codes = executorch_values(model, images)
     return {
-        "onnx_equal": np.array_equal(
-            OnnxRunner(rivals.onnx).logits(images), reference(rivals.program, images)
-        ),
-        "executorch_codes_equal": first_difference(rivals.program, images, codes) is None,
+        "onnx_equal": np.array_equal(OnnxRunner(rivals.onnx).logits(images), model.logits(images)),
+        "executorch_codes_equal": first_difference(model.program, images, codes) is None,
     }
 
 
@@ -232,7 +237,7 @@ def facts_of(name: str, bits: float, repetitions: int, run: Path | None = None) 
     shares = accuracies(bits, run)
     rivals = make_rivals(make_model(name, bits))
     batches = [measure(rivals, batch, repetitions) for batch in BATCHES]
-    bare = rivals.model.bare_bytes
+    bare = bare_bytes(rivals.model)
 
     def slowest(rival: str) -> float:
         return round(min(float(each["speedups"][rival]["median"]) for each in batches), 3)

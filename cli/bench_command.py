@@ -10,22 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmpq.export.format import ExportError
 from fedmpq.export.speed import latencies
-from fedmpq.model.export_formats import SUFFIXES
+from fedmpq.export.target import Runner
+from fedmpq.export.targets import target_of
 
 PERCENTILES = (50, 90, 99)
 PR_SET_PDEATHSIG = 1
 HEADER = "model                           load ms    p50 ms    p90 ms    p99 ms  images/s  peak MB"
-
-Run = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
 
 class BenchError(ValueError):
@@ -34,7 +30,7 @@ class BenchError(ValueError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measure exported models: latency percentiles and peak memory."
-    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help=".onnx or .pte.xz files")
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help=".onnx, .pte.xz or .pte files")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at a time (default: 1)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of the runtime (default: 1)")
     parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="for each (default: 3)")
@@ -60,10 +56,11 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def measured(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
-    run, shape = _loaded(path, arguments.threads)
+    runner = _loaded(path, arguments.threads)
     load = time.perf_counter() - start
-    images = np.random.default_rng(0).integers(0, 256, (arguments.batch, *shape), dtype=np.uint8)
-    times = latencies({"model": lambda: run(images)}, arguments.seconds)["model"]
+    shape = (arguments.batch, *runner.image_shape)
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    times = latencies({"model": lambda: runner.logits(images)}, arguments.seconds)["model"]
     return {
         "model": str(path),
         "batch": arguments.batch,
@@ -83,30 +80,14 @@ def _peak_bytes() -> int:
     raise BenchError("/proc/self/status has no VmHWM; peak memory needs Linux")
 
 
-def _loaded(path: Path, threads: int) -> tuple[Run, tuple[int, int, int]]:
-    if path.name.endswith(SUFFIXES["executorch"]):
-        try:
-            from fedmpq.export.executorch_runtime import ExecuTorchRunner
-        except ModuleNotFoundError as error:
-            raise BenchError(
-                f'{path.name} needs {error.name}, which is not installed: pip install "fedmpq[export]"'
-            ) from None
-
-        return ExecuTorchRunner(path, threads).logits, _pixels(path)
-    from fedmpq.export.onnx_runtime import OnnxRunner
-
-    runner = OnnxRunner(path, threads)
-    return runner.logits, (runner.height, runner.width, runner.channels)
-
-
-def _pixels(path: Path) -> tuple[int, int, int]:
-    """From the card: an ExecuTorch program does not tell."""
-    card = path.with_name(path.name + ".json")
+def _loaded(path: Path, threads: int) -> Runner:
+    target = target_of(path)
     try:
-        height, width, channels = json.loads(card.read_text(encoding="utf-8"))["input"]["pixels"]
-        return height, width, channels
-    except (OSError, ValueError, LookupError, TypeError):
-        raise ExportError(f"{card} is missing or damaged; it belongs beside {path.name}") from None
+        return target.run(path, threads)
+    except ModuleNotFoundError as error:
+        raise BenchError(
+            f'{path.name} needs {error.name}, which is not installed: pip install "fedmpq[export]"'
+        ) from None
 
 
 def _in_fresh_process(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:

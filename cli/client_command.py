@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedmpq.data.dataset import Size
 from fedmpq.model.export_formats import FORMATS
+from fedmpq.system.named_object import is_path, unknown_name
 from fedmpq.training.engine import DEFAULT_ENGINE, engine_names
 
 
@@ -81,8 +82,9 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--exit-when-done", action="store_true", help="end with the run")
     group.add_argument(
         "--fetch-model",
-        choices=FORMATS,
-        help="do not train: get this board's own model as a file, and end",
+        type=_format,
+        metavar="FORMAT",
+        help=f"do not train: get this board's own model as a file, {', '.join(FORMATS)}, and end",
     )
     group.add_argument(
         "-o",
@@ -111,6 +113,13 @@ def run_command(arguments: argparse.Namespace) -> int:
     from fedmpq.edge_client.client_process import run
 
     return run(arguments)
+
+
+def _format(text: str) -> str:
+    """A built-in format, or one of the run's own, which only the server can check."""
+    if text not in FORMATS and not is_path(text):
+        raise argparse.ArgumentTypeError(unknown_name("format", text, FORMATS))
+    return text
 
 
 def _size(text: str) -> Size:

@@ -11,15 +11,20 @@ from typing import Any
 
 from fedmpq.cli.trained_run import TrainedRun, read_run
 from fedmpq.data.dataset import DataError
-from fedmpq.export.exporting import Deployed, Exported, LabelledImages, export_model
+from fedmpq.export.card import run_facts
+from fedmpq.export.exporting import Exported, LabelledImages, export_model
+from fedmpq.export.float_speed import SpeedMeter
 from fedmpq.export.format import ExportError
+from fedmpq.export.target import Target
+from fedmpq.export.targets import TARGETS, find_target
 from fedmpq.method.state import ClientRecord, Deployment
-from fedmpq.model.export_formats import FORMATS, Format
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.grid import MAX_BITS
 
 EPILOG = """examples:
   fedmpq export --run runs/fedmpq-best-resnet20-0 --all -o models
   fedmpq export --run runs/demo/checkpoint.npz --budget 4 --format onnx -o models
+  fedmpq export --run fedmpq-server --client camera-1 --format garden.targets:Tflite -o models
 
 Every file is run by its own runtime against the integer reference before it is
 kept. The speed is that of one image on one thread against the same network in
@@ -47,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--budget", type=float, metavar="BITS", help="a model of so many bits per weight")
     which.add_argument("--all", action="store_true", help="every distinct model that clients run")
     parser.add_argument(
-        "--format", default="onnx", metavar="LIST", help="onnx, executorch or both (default: onnx)"
+        "--format",
+        default="onnx",
+        metavar="LIST",
+        help=f"{', '.join(TARGETS)} or your own as MODULE:CLASS; several with commas (default: onnx)",
     )
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--no-speed", action="store_true", help="do not measure speed")
@@ -58,12 +66,13 @@ def run_command(arguments: argparse.Namespace) -> int:
     targets = _targets(arguments.format)
     run = read_run(arguments.run, arguments.run_name, arguments.blobs)
     tests = _tests(run)
+    speed = None if arguments.no_speed else SpeedMeter()
     exported = []
     for name, deployment in _chosen(run, arguments):
         model = _deployed(run, deployment)
         for target in targets:
-            stem = arguments.out / name
-            exported.append(export_model(model, target, stem, tests, not arguments.no_speed))
+            path = arguments.out / f"{name}{target.suffix}"
+            exported.append(export_model(model, path, target=target, tests=tests, speed=speed))
             if arguments.json:
                 print(json.dumps({"path": str(exported[-1].path), **exported[-1].card}), flush=True)
     if not arguments.json:
@@ -71,11 +80,23 @@ def run_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _targets(text: str) -> tuple[Format, ...]:
-    wanted = [word.strip() for word in text.split(",") if word.strip()]
-    if not wanted or set(wanted) - set(FORMATS):
-        raise ExportError(f"--format {text!r} is none of {', '.join(FORMATS)} or both with a comma")
-    return tuple(target for target in FORMATS if target in wanted)
+def _targets(text: str) -> list[Target]:
+    """The targets in the order given, each once; no two of them may write the same files."""
+    specs = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
+    if not specs:
+        raise ExportError(f"--format {text!r} names no target; take {', '.join(TARGETS)}")
+    by_suffix: dict[str, str] = {}
+    targets = []
+    for spec in specs:
+        target = find_target(spec)
+        other = by_suffix.setdefault(target.suffix, spec)
+        if other != spec:
+            raise ExportError(
+                f"--format: {other} and {spec} both write {target.suffix} files; export them one at a time,"
+                " each to its own folder"
+            )
+        targets.append(target)
+    return targets
 
 
 def _tests(run: TrainedRun) -> LabelledImages | None:
@@ -87,15 +108,7 @@ def _tests(run: TrainedRun) -> LabelledImages | None:
             f"without test images, so verified on random ones and without accuracy: {error}", file=sys.stderr
         )
         return None
-    if test is None:
-        return None
-    image = run.graph.input
-    if test.image_shape != (image.height, image.width, image.channels):
-        raise ExportError(
-            f"the images at {run.test_source} are {test.image_shape}, the run's model takes"
-            f" {(image.height, image.width, image.channels)}: they are not what it was trained on"
-        )
-    return LabelledImages(test.images, test.labels)
+    return None if test is None else LabelledImages(test.images, test.labels, run.test_source)
 
 
 def _chosen(run: TrainedRun, arguments: argparse.Namespace) -> list[tuple[str, Deployment]]:
@@ -120,14 +133,10 @@ def _chosen(run: TrainedRun, arguments: argparse.Namespace) -> list[tuple[str, D
     ]
 
 
-def _deployed(run: TrainedRun, deployment: Deployment) -> Deployed:
-    facts = {
-        "run": run.name,
-        "round": run.model.round,
-        "clients": [record.client for record in deployment.clients if record.client != NO_CLIENT],
-        "budget": deployment.clients[0].budget,
-    }
-    return Deployed(run.graph, deployment.layers, deployment.side, run.class_names, facts)
+def _deployed(run: TrainedRun, deployment: Deployment) -> DeployedModel:
+    clients = [record.client for record in deployment.clients if record.client != NO_CLIENT]
+    facts = run_facts(run.name, run.model.round, clients, deployment.clients[0].budget)
+    return DeployedModel(run.graph, deployment.layers, deployment.side, run.class_names, facts)
 
 
 def _table(exported: Sequence[Exported]) -> str:

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from fedmpq.data.dataset import resize
 from fedmpq.export.format import ExportError
-from fedmpq.export.onnx_runtime import OnnxRunner
+from fedmpq.export.onnx.runtime import OnnxRunner
 
 BAR = 24
 
@@ -48,14 +48,15 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def read_image(path: Path, runner: OnnxRunner) -> NDArray[np.uint8]:
     """The pixels as the model takes them: its size, by area as in training, and its colours."""
+    height, width, channels = runner.image_shape
     try:
         with Image.open(path) as opened:
             upright = ImageOps.exif_transpose(opened)
-            pixels = np.asarray(upright.convert("L" if runner.channels == 1 else "RGB"), np.uint8)
+            pixels = np.asarray(upright.convert("L" if channels == 1 else "RGB"), np.uint8)
     # Pillow raises nearly anything on a damaged file.
     except Exception as error:
         raise ImageError(f"{path} is no image that Pillow can read: {error}") from None
-    return resize(pixels.reshape(1, *pixels.shape[:2], -1), (runner.height, runner.width))
+    return resize(pixels.reshape(1, *pixels.shape[:2], -1), (height, width))
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

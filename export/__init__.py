@@ -1,1 +1,1 @@
-"""A global model and an assignment in; `.onnx` or `.pte` out, verified."""
+"""A deployed model in; a verified file for an inference runtime out. `exporting.export_model` does it."""

@@ -1,4 +1,4 @@
-"""What both targets lower: the integer program with each layer's rounding joined to its sums.
+"""What the built-in targets lower: the integer program with each layer's rounding joined to its sums.
 
 A layer is `code = clamp(rint(float(bias + sum codes * weight) * multiplier), low, high)`, which is what the
 runtimes' integer convolutions compute when every scale but the weights' is 1. Multipliers are positive here:
@@ -62,9 +62,9 @@ class RealLayer:
     scale: NDArray[np.float32]
 
 
-Operation = (
-    RoundedLayer | RealLayer | Requantize | AddCodes | QuantizeReal | PoolMax | PoolAverage | FlattenCodes
-)
+OperationOfOne = RoundedLayer | RealLayer | Requantize | QuantizeReal | PoolMax | PoolAverage | FlattenCodes
+"""Reads one value."""
+Operation = OperationOfOne | AddCodes
 
 
 def operations(program: IntegerProgram, layers: Mapping[str, QuantizedLayer]) -> Iterator[Operation]:

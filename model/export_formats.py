@@ -1,7 +1,7 @@
-"""The formats a model is exported to, by name, and the endings of their files."""
+"""The formats that a model is exported to, and the endings of their files.
 
-from typing import Literal, get_args
+Here, and not with the targets that write them: a server and a board name formats without loading a runtime.
+"""
 
-Format = Literal["onnx", "executorch"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-SUFFIXES: dict[str, str] = {"onnx": ".onnx", "executorch": ".pte.xz"}
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "executorch": ".pte.xz", "executorch-uncompressed": ".pte"}
+FORMATS: tuple[str, ...] = tuple(SUFFIXES)

@@ -1,8 +1,8 @@
-"""Model files for boards: made by `fedmpq export` in a process of its own, kept in the state folder.
+"""Model files for boards: made by `server.exporter` in a process of its own, kept in the state folder.
 
-    exports/RUN_ID-ROUND-FORMAT/     NAME.onnx, NAME.onnx.json, ... one for each distinct assignment
+    exports/RUN_ID-ROUND-FORMAT/     NAME.onnx, NAME.onnx.json, ... one for each distinct model
 
-A folder gets its name when everything in it is done.
+A folder gets its name when everything in it is done. FORMAT is an export target's name, or `module:Class`.
 
 Exporting needs torch, onnx and their runtimes; the server itself loads none of them.
 """
@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedmpq.model.export_formats import SUFFIXES
 from fedmpq.server.store import Run
+from fedmpq.system.durable_files import flush
 
+EXPORTER = "fedmpq.server.exporter"
 _CARD = ".json"
 
 
@@ -32,6 +35,7 @@ class ModelFile:
     """A verified model and its card."""
 
     path: Path
+    suffix: str
     card: str
     name: bytes
     """SHA-256, under which it is downloaded."""
@@ -76,9 +80,9 @@ class Exports:
         # A name of its own: a killed server's export may still be writing to the one it was given.
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fedmpq.cli", "export"),
-            *("--run", str(self._state), "--run-name", run.run_id, "--blobs", self._blobs),
-            *("--all", "--format", wanted, "--no-speed", "--json", "-o", str(partial)),
+            *(sys.executable, "-m", EXPORTER),
+            *("--state", str(self._state), "--run", run.run_id, "--blobs", self._blobs),
+            *("--target", wanted, "--out", str(partial)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -88,6 +92,7 @@ class Exports:
             lines = errors.decode(errors="replace").strip().splitlines()
             raise ExportFailed(lines[-1] if lines else f"the export ended with {process.returncode}")
         partial.replace(folder)
+        flush(folder.parent)
 
 
 def _read(folder: Path) -> list[ModelFile]:
@@ -96,5 +101,8 @@ def _read(folder: Path) -> list[ModelFile]:
         text = card.read_text(encoding="utf-8")
         facts: dict[str, Any] = json.loads(text)
         path = card.with_name(card.name.removesuffix(_CARD))
-        found.append(ModelFile(path, text, bytes.fromhex(facts["sha256"]), tuple(facts["clients"])))
+        # A card made before targets could be the user's own names none.
+        suffix = facts["suffix"] if "suffix" in facts else SUFFIXES[facts["target"]]
+        digest, clients = bytes.fromhex(facts["sha256"]), tuple(facts["clients"])
+        found.append(ModelFile(path, suffix, text, digest, clients))
     return found

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from fedmpq.exchange.messages import Phase
 from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
 from fedmpq.model.calibration import MIN_SAMPLES
-from fedmpq.model.export_formats import FORMATS, SUFFIXES
+from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
@@ -43,6 +43,7 @@ from fedmpq.server.store import ENDED, Client, NameTaken, Seat, TokenRefused, Up
 from fedmpq.server.tokens import looks_like_token, token_digest
 from fedmpq.server.transfer_limit import Turnstile
 from fedmpq.server.validation import Rejected
+from fedmpq.system.named_object import is_path
 
 CHUNK_BYTES = 16 << 10
 """A message that broke off half-way is lost whole, so this is how much a cut can cost."""
@@ -219,8 +220,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelOffer:
         async with answering(context):
             client = await authenticate(context, self._store)
-            if request.format not in FORMATS:
-                await _invalid(context, f"a model's format is one of {', '.join(FORMATS)}")
+            if request.format not in FORMATS and not is_path(request.format):
+                await _invalid(context, f"a model's format is one of {', '.join(FORMATS)}, or the run's own")
             part = await asyncio.to_thread(self._store.latest_part, client.client_id)
             if part is None:
                 await refuse(
@@ -229,6 +230,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                     "this client is in no run that has a model to hand out yet",
                 )
             run, number = part
+            # Only the operator names code to be loaded, in the run's settings; a board cannot.
+            if request.format not in FORMATS and request.format not in run.config.get("export", ()):
+                await _invalid(context, f"run {run.name!r} does not export to {request.format!r}")
             try:
                 file = await self._exports.model_of(run, number, request.format)
             except ExportFailed as error:
@@ -239,7 +243,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             return pb.ModelOffer(
                 payload=file.name,
                 payload_bytes=file.path.stat().st_size,
-                file_name=f"{client.name}{SUFFIXES[request.format]}",
+                file_name=f"{client.name}{file.suffix}",
                 card=file.card,
             )
 

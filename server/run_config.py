@@ -17,6 +17,7 @@ from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.start import ImageFormat
+from fedmpq.system.named_object import is_path
 
 MAX_SIDE = 65536
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -56,7 +57,10 @@ class RunConfig(MethodSettings):
     keep_models: int = 1
     """How many of the last rounds' global models stay in the store."""
     export: tuple[str, ...] = ()
-    """Formats of the model files made after the last round; boards can ask for one at any time."""
+    """Formats of the model files made after the last round, built in or as `package.module:Class`.
+
+    Boards can ask for one at any time.
+    """
     test_data: str | None = None
     """Measures accuracy after every round; without it clients measure on their own data."""
     image: tuple[int, ...] | None = None
@@ -77,7 +81,9 @@ class RunConfig(MethodSettings):
                 f"{self.method} in `fedmpq simulate`"
             )
         for wanted in self.export:
-            self._check_choice("export", wanted, FORMATS)
+            # The user's own target is loaded where models are exported: it may need torch.
+            if not is_path(wanted):
+                self._check_choice("export", wanted, FORMATS)
         self._check_numbers()
         self._check_clients()
         self._check_images()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import TypeVar, cast
 T = TypeVar("T")
 
 SEPARATOR = ":"
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_PATH = re.compile(f"{_DOTTED}{SEPARATOR}{_DOTTED}")
 
 
 class NamedObjectError(ValueError):
@@ -23,8 +26,8 @@ class NamedObjectError(ValueError):
 
 
 def is_path(spec: str) -> bool:
-    """Whether `spec` is meant as `package.module:Class`, and not as the name of something built in."""
-    return SEPARATOR in spec
+    """Whether `spec` has the form of `package.module:Class`, and so is no name of something built in."""
+    return _PATH.fullmatch(spec) is not None
 
 
 def load_object(spec: str, protocol: Callable[..., T], what: str, *arguments: object) -> T:
@@ -45,9 +48,9 @@ def load_object(spec: str, protocol: Callable[..., T], what: str, *arguments: ob
 
 def load_attribute(spec: str, what: str) -> object:
     """The attribute `Class` of the module `package.module`, as it is there."""
-    path, _, attribute = spec.partition(SEPARATOR)
-    if not path or not attribute:
+    if not is_path(spec):
         raise NamedObjectError(f"{what} {spec!r} names no object; write it as package.module:Class")
+    path, _, attribute = spec.partition(SEPARATOR)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpq.export.onnx_lowering import lower_to_onnx
-from fedmpq.export.verify import random_images, reference
-from fedmpq.model.integer_program import compile_program
+from fedmpq.export.onnx.lowering import lower_to_onnx
+from fedmpq.export.verify import random_images
 from tests.export.models import deployed
 
 OnBoard = Callable[..., str]
@@ -26,7 +25,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np
-from fedmpq.export.onnx_runtime import OnnxRunner
+from fedmpq.export.onnx.runtime import OnnxRunner
 for path in sorted(Path(sys.argv[1]).glob("*.onnx")):
     np.save(path.with_suffix(".logits.npy"), OnnxRunner(path).logits(np.load(path.with_suffix(".npy"))))
 """
@@ -38,10 +37,9 @@ def logits_there(on_board: OnBoard, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("models")
     for name, (network, widths) in MODELS.items():
         model = deployed(network, widths)
-        program = compile_program(model.graph, model.layers, model.side)
-        content = lower_to_onnx(program, model.layers, {"classes": model.class_names}).to_bytes()
+        content = lower_to_onnx(model.program, model.layers, {"classes": model.class_names}).to_bytes()
         (folder / f"{name}.onnx").write_bytes(content)
-        np.save(folder / f"{name}.npy", random_images(program, 6))
+        np.save(folder / f"{name}.npy", random_images(model.graph, 6))
     on_board("-c", SCRIPT, folder)
     return folder
 
@@ -50,8 +48,7 @@ def logits_there(on_board: OnBoard, tmp_path_factory: pytest.TempPathFactory) ->
 def test_a_model_on_the_board_is_the_reference_to_the_bit(logits_there: Path, name: str) -> None:
     network, widths = MODELS[name]
     model = deployed(network, widths)
-    program = compile_program(model.graph, model.layers, model.side)
     images = np.load(logits_there / f"{name}.npy")
     np.testing.assert_array_equal(
-        np.load(logits_there / f"{name}.logits.npy"), reference(program, images), strict=True
+        np.load(logits_there / f"{name}.logits.npy"), model.logits(images), strict=True
     )

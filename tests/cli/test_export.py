@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmpq.cli.main import main
-from fedmpq.export.exporting import runner
+from fedmpq.export.onnx.runtime import OnnxRunner
 from fedmpq.lab.checkpoint import Checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
@@ -61,7 +61,7 @@ def test_files_hold_the_average_and_its_statistics(
         }
         statistics = quantized_statistics(graph, weights, dequantize_all(layers), side)
         expected = logits(compile_program(graph, layers, statistics), images)
-        np.testing.assert_array_equal(runner(Path(card["path"]), "onnx")(images), expected)
+        np.testing.assert_array_equal(OnnxRunner(Path(card["path"])).logits(images), expected)
         plain = logits(compile_program(graph, layers, side), images)
         assert not np.array_equal(plain, expected)
 
@@ -77,5 +77,5 @@ def test_a_budget_takes_the_average_too(
     assert (budget["clients"], client["clients"]) == ([], [1])
     assert budget["bit_widths"] == client["bit_widths"]
     images = np.random.default_rng(0).integers(0, 256, (10, 8, 8, 1), dtype=np.uint8)
-    one, other = (runner(Path(card["path"]), "onnx")(images) for card in (budget, client))
+    one, other = (OnnxRunner(Path(card["path"])).logits(images) for card in (budget, client))
     np.testing.assert_array_equal(one, other)

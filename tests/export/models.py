@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmpq.export.exporting import Deployed
 from fedmpq.model import zoo
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
 from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import QuantizedLayer, Side, Weights
@@ -56,7 +56,7 @@ def scattered(side: Side, seed: int) -> Side:
 
 def deployed(
     name: str, widths: Sequence[int], seed: int = 0, per_channel: bool = False, activation_bits: int = 4
-) -> Deployed:
+) -> DeployedModel:
     """`widths` are repeated as often as there are layers."""
     graph, weights, side = traced(name, activation_bits)
     layers = {
@@ -65,4 +65,4 @@ def deployed(
         )
         for number, node in enumerate(graph.layers)
     }
-    return Deployed(graph, layers, scattered(side, seed), CLASSES, {"run": "test", "round": 3})
+    return DeployedModel(graph, layers, scattered(side, seed), CLASSES, {"run": "test", "round": 3})

@@ -87,7 +87,10 @@ def test_a_budget_makes_a_model_of_its_own(run: Path, tmp_path: Path, capsys: Ca
     [
         (["--client", "9"], "the run has no client 9; it has client-0, client-1, client-2"),
         (["--budget", "9"], "--budget 9 is outside 1..8 bits per weight"),
-        (["--all", "--format", "tflite"], "--format 'tflite' is none of onnx, executorch"),
+        (["--all", "--format", "tflite"], "no export target is called 'tflite'; take onnx, executorch"),
+        (["--all", "--format", "onx"], "no export target is called 'onx' (did you mean 'onnx'?)"),
+        (["--all", "--format", ","], "--format ',' names no target; take onnx, executorch"),
+        (["--all", "--format", "no.such:Thing"], "'no.such:Thing' cannot be imported: ModuleNotFoundError"),
         (["--all", "--client", "1"], "not allowed with argument"),
     ],
 )

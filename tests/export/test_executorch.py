@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from fedmpq.export import executorch_lowering, verify
-from fedmpq.export.executorch_lowering import lower_to_executorch
-from fedmpq.export.executorch_runtime import ExecuTorchRunner
-from fedmpq.export.exporting import Deployed, export_model
-from fedmpq.export.float_executorch import lower_float_to_executorch
-from fedmpq.export.float_onnx import lower_float, normalised
+from fedmpq.export.executorch import lowering
+from fedmpq.export.executorch.lowering import lower_to_executorch
+from fedmpq.export.executorch.runtime import ExecuTorchRunner
+from fedmpq.export.executorch.verification import values as executorch_values
+from fedmpq.export.exporting import export_model
+from fedmpq.export.float_network import float_network, normalised
 from fedmpq.export.format import MAX_BATCH, ExportError
-from fedmpq.export.onnx_runtime import float_session
 from fedmpq.export.operations import RoundedLayer, operations
+from fedmpq.export.targets import TARGETS
+from fedmpq.export.verify import first_difference, random_images
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.integer_forward import logits
-from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import dequantize_all
 from tests.export.models import deployed
 from tests.export.test_onnx import users_model
 
 
-def check_codes(model: Deployed) -> None:
-    program = compile_program(model.graph, model.layers, model.side)
-    images = verify.random_images(program, 5)
-    values = verify.executorch_values(program, model.layers, images)
-    assert values.keys() | {"input"} == program.formats.keys()
-    assert verify.first_difference(program, images, values) is None
+def check_codes(model: DeployedModel) -> None:
+    images = random_images(model.graph, 5)
+    values = executorch_values(model, images)
+    assert values.keys() | {"input"} == model.program.formats.keys()
+    assert first_difference(model.program, images, values) is None
 
 
 def test_every_code_of_a_residual_network_is_equal() -> None:
@@ -47,26 +47,25 @@ def test_every_code_of_a_users_network_is_equal() -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Deployed, Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[DeployedModel, Path]:
     model = deployed("digits_cnn", (4, 2))
-    stem = tmp_path_factory.mktemp("models") / "small"
-    return model, export_model(model, "executorch", stem, measure_speed=False).path
+    return model, export_model(model, tmp_path_factory.mktemp("models") / "small.pte.xz").path
 
 
-def test_an_exported_file_takes_any_batch(exported: tuple[Deployed, Path]) -> None:
+def test_an_exported_file_takes_any_batch(exported: tuple[DeployedModel, Path]) -> None:
     model, path = exported
     assert path.name == "small.pte.xz"
-    program = compile_program(model.graph, model.layers, model.side)
     runner = ExecuTorchRunner(path)
+    assert runner.image_shape == (8, 8, 3)
     for count in (1, 7, MAX_BATCH, MAX_BATCH + 3):
-        images = verify.random_images(program, max(2, count))[:count]
-        expected = logits(program, images)
+        images = random_images(model.graph, max(2, count))[:count]
+        expected = logits(model.program, images)
         np.testing.assert_allclose(
             runner.logits(images), expected, rtol=0, atol=1e-5 * np.abs(expected).max()
         )
 
 
-def test_damaged_files_are_refused(exported: tuple[Deployed, Path], tmp_path: Path) -> None:
+def test_damaged_files_are_refused(exported: tuple[DeployedModel, Path], tmp_path: Path) -> None:
     _, path = exported
     content = path.read_bytes()
     cut = tmp_path / "cut.pte.xz"
@@ -80,10 +79,9 @@ def test_damaged_files_are_refused(exported: tuple[Deployed, Path], tmp_path: Pa
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = deployed("digits_cnn", (4, 2))
-    program = compile_program(model.graph, model.layers, model.side)
-    monkeypatch.setattr(executorch_lowering, "FORMAT", 2)
+    monkeypatch.setattr(lowering, "FORMAT", 2)
     with pytest.raises(ExportError, match="has format 2"):
-        ExecuTorchRunner(lower_to_executorch(program, model.layers))
+        ExecuTorchRunner(lower_to_executorch(model.program, model.layers))
 
 
 def test_a_mismatch_deletes_the_file_and_names_the_layer(
@@ -97,19 +95,32 @@ def test_a_mismatch_deletes_the_file_and_names_the_layer(
                 step.sums.bias[:] += 1000
             yield step
 
-    monkeypatch.setattr(executorch_lowering, "operations", wrong)
+    monkeypatch.setattr(lowering, "operations", wrong)
     with pytest.raises(ExportError, match=r"ExecuTorch computes 'relu_3.quantized' of 'digits_cnn'"):
-        export_model(deployed("digits_cnn", (4, 3)), "executorch", tmp_path / "wrong")
+        export_model(deployed("digits_cnn", (4, 3)), tmp_path / "wrong.pte.xz")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_fp32_twin_is_the_network_that_onnx_runtime_runs() -> None:
-    """What a file's speed is compared with in its own runtime."""
-    model = deployed("digits_cnn", (4,))
-    weights = dequantize_all(model.layers)
-    program = compile_program(model.graph, model.layers, model.side)
-    images = normalised(model.graph, verify.random_images(program, 3))
-    pte = lower_float_to_executorch(model.graph, weights, model.side)
-    (got,) = ExecuTorchRunner(pte).run(torch.from_numpy(images))
-    expected = float_session(lower_float(model.graph, weights, model.side).SerializeToString())(images)
-    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+def test_an_uncompressed_file_is_what_the_compressed_one_holds(
+    exported: tuple[DeployedModel, Path], tmp_path: Path
+) -> None:
+    """Stock loaders take it as it is."""
+    model, compressed = exported
+    plain = export_model(model, tmp_path / "small.pte")
+    assert (plain.card["target"], plain.card["suffix"]) == ("executorch-uncompressed", ".pte")
+    assert plain.path.read_bytes() == lzma.decompress(compressed.read_bytes())
+    images = random_images(model.graph, 3)
+    np.testing.assert_array_equal(
+        ExecuTorchRunner(plain.path).logits(images), ExecuTorchRunner(compressed).logits(images)
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: deployed("digits_cnn", (4,)), users_model])
+def test_the_fp32_twin_is_one_network_in_every_runtime(make: Callable[[], DeployedModel]) -> None:
+    """What a file's speed is compared with."""
+    model = make()
+    network = float_network(model.graph, dequantize_all(model.layers), model.side)
+    images = normalised(model.graph, random_images(model.graph, 3))
+    expected = TARGETS["onnx"].float_twin(network)(images)
+    got = TARGETS["executorch"].float_twin(network)(images)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from fedmpq.export.integer_add import Operand, Ratios, exact_ratios
-from fedmpq.export.onnx_runtime import float_session
+from fedmpq.export.onnx.integer_add import Operand, Ratios, exact_ratios
+from fedmpq.export.onnx.runtime import float_session
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.integer_program import AddCodes, QuantizeReal
 

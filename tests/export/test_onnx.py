@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from fedmpq.export import exporting, onnx_lowering, verify
-from fedmpq.export.exporting import Deployed, LabelledImages, export_model
+from fedmpq.export.card import bare_bytes
+from fedmpq.export.exporting import LabelledImages, export_model
 from fedmpq.export.format import METADATA_KEY, ExportError
-from fedmpq.export.onnx_lowering import OnnxModel, lower_to_onnx
-from fedmpq.export.onnx_runtime import OnnxRunner
+from fedmpq.export.onnx import lowering
+from fedmpq.export.onnx.lowering import OnnxModel, lower_to_onnx
+from fedmpq.export.onnx.runtime import OnnxRunner
+from fedmpq.export.onnx.verification import check_optimized
+from fedmpq.export.verify import random_images
 from fedmpq.model import zoo
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import (
     INPUT,
     AvgPool,
@@ -32,7 +38,6 @@ from fedmpq.model.graph import (
     Relu,
 )
 from fedmpq.model.integer_forward import logits
-from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import QuantizedLayer
 from fedmpq.model.quantizers import place_quantizers
 from tests.export.models import CLASSES, deployed
@@ -41,16 +46,20 @@ EXAMPLES = {"digits_cnn": 25, "resnet8": 12, "resnet20": 8, "resnet44": 4, "resn
 MIXES = st.lists(st.integers(1, 8), min_size=1, max_size=60)
 
 
-def lowered(model: Deployed) -> tuple[Any, bytes]:
-    program = compile_program(model.graph, model.layers, model.side)
+def lowered(model: DeployedModel) -> bytes:
     metadata = {"classes": model.class_names, "graph": model.graph.id}
-    return program, lower_to_onnx(program, model.layers, metadata).to_bytes()
+    return lower_to_onnx(model.program, model.layers, metadata).to_bytes()
 
 
-def check_equal(model: Deployed, count: int = 3) -> None:
-    program, content = lowered(model)
-    images = verify.random_images(program, count)
-    np.testing.assert_array_equal(OnnxRunner(content).logits(images), logits(program, images), strict=True)
+def reference(model: DeployedModel, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Without the native products that verification itself uses."""
+    return logits(model.program, images)
+
+
+def check_equal(model: DeployedModel, count: int = 3) -> None:
+    images = random_images(model.graph, count)
+    got = OnnxRunner(lowered(model)).logits(images)
+    np.testing.assert_array_equal(got, reference(model, images), strict=True)
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -84,7 +93,7 @@ def users_graph() -> Graph:
     return place_quantizers(Graph("users", Input(2, 9, 8, 0.5, 30), nodes, "l3"), 5)
 
 
-def users_model(seed: int = 0) -> Deployed:
+def users_model(seed: int = 0) -> DeployedModel:
     graph, random = users_graph(), np.random.default_rng(seed)
     layers = {
         node.name: QuantizedLayer.from_weights(
@@ -96,7 +105,7 @@ def users_model(seed: int = 0) -> Deployed:
         name: np.asarray(random.uniform(0.5, 3, shape), np.float32)
         for name, shape in graph.side_shapes().items()
     }
-    return Deployed(graph, layers, side, CLASSES)
+    return DeployedModel(graph, layers, side, CLASSES)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -106,14 +115,13 @@ def test_a_users_network(seed: int) -> None:
 
 def test_a_batch_may_be_empty() -> None:
     model = deployed("resnet8", (4,))
-    program, content = lowered(model)
-    none = verify.random_images(program, 2)[:0]
-    assert OnnxRunner(content).logits(none).shape == (0, len(CLASSES))
+    none = random_images(model.graph, 2)[:0]
+    assert OnnxRunner(lowered(model)).logits(none).shape == (0, len(CLASSES))
 
 
 def test_no_wide_weight_is_int8(tmp_path: Path) -> None:
     """On CPUs that add pairs of products in 16 bits, int8 weights beyond ±63 give wrong sums."""
-    _, content = lowered(deployed("resnet8", (1, 2, 3, 4, 5, 6, 7, 8)))
+    content = lowered(deployed("resnet8", (1, 2, 3, 4, 5, 6, 7, 8)))
     optimized = tmp_path / "optimized.onnx"
     OnnxRunner(content, optimized=optimized)
     graph = onnx.load(optimized).graph
@@ -128,26 +136,25 @@ def test_no_wide_weight_is_int8(tmp_path: Path) -> None:
 
 def test_nothing_is_left_to_unpack_and_every_layer_is_integer(tmp_path: Path) -> None:
     model = deployed("mobilenet_v2", (2, 5, 8))
-    program, content = lowered(model)
+    content = lowered(model)
     OnnxRunner(content, optimized=tmp_path / "optimized.onnx")
-    verify.check_optimized(tmp_path / "optimized.onnx", program, model.layers)
+    check_optimized(tmp_path / "optimized.onnx", model)
     (tmp_path / "raw.onnx").write_bytes(content)
     with pytest.raises(ExportError, match="ONNX Runtime leaves ScatterElements in"):
-        verify.check_optimized(tmp_path / "raw.onnx", program, model.layers)
+        check_optimized(tmp_path / "raw.onnx", model)
 
 
 def test_files_are_about_as_small_as_their_bits() -> None:
     """Biases, multipliers and the graph itself are the rest."""
     model = deployed("resnet20", (4,))
-    assert len(lowered(model)[1]) <= 1.12 * model.bare_bytes
+    assert len(lowered(model)) <= 1.12 * bare_bytes(model)
 
 
 def test_exporting_writes_a_verified_file_and_its_card(tmp_path: Path) -> None:
     model = deployed("digits_cnn", (4, 3))
-    program, _ = lowered(model)
-    images = verify.random_images(program, 20, seed=5)
-    tests = LabelledImages(images, logits(program, images).argmax(axis=1).astype(np.int64))
-    exported = export_model(model, "onnx", tmp_path / "deep" / "small", tests, measure_speed=False)
+    images = random_images(model.graph, 20, seed=5)
+    tests = LabelledImages(images, reference(model, images).argmax(axis=1).astype(np.int64))
+    exported = export_model(model, tmp_path / "deep" / "small.onnx", tests=tests)
     assert exported.path == tmp_path / "deep" / "small.onnx"
     assert {path.name for path in exported.path.parent.iterdir()} == {"small.onnx", "small.onnx.json"}
     card = json.loads((tmp_path / "deep" / "small.onnx.json").read_text(encoding="utf-8"))
@@ -171,17 +178,17 @@ def test_a_mismatch_deletes_the_file_and_names_the_layer(
     def wrong(*arguments: Any) -> OnnxModel:
         return tampered(lower_to_onnx(*arguments), "layer2.0.conv1")
 
-    monkeypatch.setattr(onnx_lowering, "lower_to_onnx", wrong)
+    monkeypatch.setattr(lowering, "lower_to_onnx", wrong)
     with pytest.raises(ExportError, match=r"ONNX Runtime computes 'relu_3.quantized' of 'digits_cnn'"):
-        export_model(deployed("digits_cnn", (4, 3)), "onnx", tmp_path / "wrong")
+        export_model(deployed("digits_cnn", (4, 3)), tmp_path / "wrong.onnx")
     assert not list(tmp_path.iterdir())
 
 
 def test_class_names_of_another_graph_are_refused(tmp_path: Path) -> None:
     model = deployed("digits_cnn", (4,))
-    other = Deployed(model.graph, model.layers, model.side, ("cat", "dog"))
+    other = replace(model, class_names=("cat", "dog"))
     with pytest.raises(ExportError, match="2 class names for the 7 outputs of 'digits_cnn'"):
-        exporting.export_model(other, "onnx", tmp_path / "other")
+        export_model(other, tmp_path / "other.onnx")
 
 
 # Files that are not what they should be
@@ -207,13 +214,13 @@ def with_metadata(content: bytes, text: str | None) -> bytes:
     ],
 )
 def test_other_versions_are_refused(text: str | None, message: str) -> None:
-    _, content = lowered(deployed("digits_cnn", (4,)))
+    content = lowered(deployed("digits_cnn", (4,)))
     with pytest.raises(ExportError, match=message):
         OnnxRunner(with_metadata(content, text))
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    _, content = lowered(deployed("digits_cnn", (4,)))
+    content = lowered(deployed("digits_cnn", (4,)))
     path = tmp_path / "cut.onnx"
     for size in (0, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:size])

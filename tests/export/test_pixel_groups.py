@@ -7,14 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmpq.export import verify
-from fedmpq.export.exporting import Deployed
-from fedmpq.export.onnx_lowering import lower_to_onnx
-from fedmpq.export.onnx_runtime import OnnxRunner
-from fedmpq.export.pixel_groups import PIXELS, pixel_groups
+from fedmpq.export.onnx.lowering import lower_to_onnx
+from fedmpq.export.onnx.pixel_groups import PIXELS, pixel_groups
+from fedmpq.export.onnx.runtime import OnnxRunner
+from fedmpq.export.verify import random_images
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import INPUT, Conv2d, Flatten, Graph, Input, Linear, Node, Relu
 from fedmpq.model.integer_forward import logits
-from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import QuantizedLayer
 from fedmpq.model.quantizers import place_quantizers
 
@@ -30,7 +29,7 @@ def convolution(
     return Conv2d(channels, 3 * groups, kernel, stride, padding, dilation, groups, True)
 
 
-def model_of(op: Conv2d, height: int, width: int, bits: int) -> Deployed:
+def model_of(op: Conv2d, height: int, width: int, bits: int) -> DeployedModel:
     sides = [
         (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
         for side, padding, dilation, kernel, stride in zip(
@@ -55,20 +54,19 @@ def model_of(op: Conv2d, height: int, width: int, bits: int) -> Deployed:
         name: np.asarray(random.uniform(0.5, 3, shape), np.float32)
         for name, shape in graph.side_shapes().items()
     }
-    return Deployed(graph, layers, side, ("a", "b", "c", "d"))
+    return DeployedModel(graph, layers, side, ("a", "b", "c", "d"))
 
 
-def check(model: Deployed, *, grouped: bool) -> None:
+def check(model: DeployedModel, *, grouped: bool) -> None:
     """Equal to the reference, and lowered in the way expected."""
-    program = compile_program(model.graph, model.layers, model.side)
-    lowered = lower_to_onnx(program, model.layers, {"classes": model.class_names})
+    lowered = lower_to_onnx(model.program, model.layers, {"classes": model.class_names})
     first = next(node for node in lowered.proto.graph.node if node.name == "first")
     assert first.op_type == ("FirstLayer" if grouped else "Layer")
     # Nothing transposes the image for no one to read.
     assert grouped != any(node.op_type == "Transpose" for node in lowered.proto.graph.node)
-    images = verify.random_images(program, 3)
+    images = random_images(model.graph, 3)
     np.testing.assert_array_equal(
-        OnnxRunner(lowered.to_bytes()).logits(images), logits(program, images), strict=True
+        OnnxRunner(lowered.to_bytes()).logits(images), logits(model.program, images), strict=True
     )
 
 

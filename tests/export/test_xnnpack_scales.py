@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpq.export.executorch.additions import IN_INTEGERS, exact_factor
+from fedmpq.export.executorch.scales import MIN_MULTIPLIER, choose_scales
 from fedmpq.export.operations import RoundedLayer, operations
-from fedmpq.export.xnnpack_additions import IN_INTEGERS, exact_factor
-from fedmpq.export.xnnpack_scales import MIN_MULTIPLIER, choose_scales
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.integer_program import AddCodes, QuantizeReal, compile_program
 from tests.export.models import deployed

@@ -48,7 +48,7 @@ def _fetch(federation: Federation, number: int, out: Path) -> None:
 
 def _check_model(path: Path, exported: Path, test_file: Path) -> None:
     """The very file the server made, its card, and as accurate as the card says."""
-    from fedmpq.export.onnx_runtime import OnnxRunner
+    from fedmpq.export.onnx.runtime import OnnxRunner
 
     card = json.loads(path.with_name(f"{path.name}.json").read_text())
     assert path.read_bytes() == exported.read_bytes()

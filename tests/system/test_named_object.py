@@ -125,5 +125,20 @@ def test_an_unknown_name_lists_what_there_is_and_suggests_the_nearest() -> None:
         "take friendly, mute, or your own as package.module:Class"
     )
     assert suggestion("xyz", ("friendly", "mute")) == ""
-    assert is_path("package.module:Class")
-    assert not is_path("friendly")
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_one"),
+    [
+        ("package.module:Class", True),
+        ("module:Holder.Inner", True),
+        ("friendly", False),
+        ("module:", False),
+        (":Class", False),
+        ("..:Class", False),
+        ("a/b:Class", False),
+        ("C:/folder", False),
+    ],
+)
+def test_paths_are_told_from_names(spec: str, is_one: bool) -> None:
+    assert is_path(spec) == is_one

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from fedmpq.export.format import FORMAT, INPUT_NAME, METADATA_KEY, OUTPUT_NAME
-from fedmpq.export.integer_add import Operand, Ratios, exact_ratios
-from fedmpq.export.onnx_functions import DOMAIN, IR_VERSION, OPSET, functions
-from fedmpq.export.onnx_writer import OnnxWriter
-from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, Sums, operations
-from fedmpq.export.pixel_groups import PIXELS, PixelGroups, pixel_groups
+from fedmpq.export.onnx.functions import DOMAIN, IR_VERSION, OPSET, functions
+from fedmpq.export.onnx.integer_add import Operand, Ratios, exact_ratios
+from fedmpq.export.onnx.pixel_groups import PIXELS, PixelGroups, pixel_groups
+from fedmpq.export.onnx.writer import OnnxWriter
+from fedmpq.export.operations import Operation, OperationOfOne, RealLayer, RoundedLayer, Sums, operations
 from fedmpq.model import planes
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, Conv2d
@@ -39,6 +39,7 @@ from fedmpq.model.integer_program import (
     QuantizeReal,
     Requantize,
 )
+from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
 
 SIGNED_ZERO = 128
@@ -133,7 +134,7 @@ class _Lowering:
             self.writer.constants,
         )
 
-    def _lowered(self, step: Operation) -> str:
+    def _lowered(self, step: OperationOfOne) -> str:
         if isinstance(step, RoundedLayer):
             return self._rounded_layer(step)
         if isinstance(step, RealLayer):
@@ -148,8 +149,9 @@ class _Lowering:
             return self._max_pool(step)
         if isinstance(step, PoolAverage):
             return self._average(step)
-        assert isinstance(step, FlattenCodes)
-        return self.writer.node("Flatten", [self.names[step.source]])
+        if isinstance(step, FlattenCodes):
+            return self.writer.node("Flatten", [self.names[step.source]])
+        assert_never(step)
 
     def _real(self, name: str) -> str:
         """A real value; a sum is computed when first asked for, which is seldom."""

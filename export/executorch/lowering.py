@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fedmpq.export.executorch_runtime import quiet
+from fedmpq.export.executorch.additions import IN_INTEGERS
+from fedmpq.export.executorch.runtime import quiet
+from fedmpq.export.executorch.scales import choose_scales
 from fedmpq.export.format import FORMAT, MAX_BATCH, VERSION_METHOD, ExportError
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, operations
-from fedmpq.export.xnnpack_additions import IN_INTEGERS
-from fedmpq.export.xnnpack_scales import choose_scales
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, Conv2d
 from fedmpq.model.grid import integer_weights
@@ -36,6 +36,7 @@ from fedmpq.model.integer_program import (
     QuantizeReal,
     Requantize,
 )
+from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
 
 LOW, HIGH = -128, 127
@@ -161,9 +162,10 @@ class _IntegerModule(nn.Module):
             return self._rounded(step.output, pooled)
         if isinstance(step, PoolAverage):
             return self._rounded(step.output, self._window_sums(number, step, source))
-        assert isinstance(step, FlattenCodes)
-        features = math.prod(self.program.graph.shapes[step.source])
-        return self._rounded(step.output, source.reshape(-1, features))
+        if isinstance(step, FlattenCodes):
+            features = math.prod(self.program.graph.shapes[step.source])
+            return self._rounded(step.output, source.reshape(-1, features))
+        assert_never(step)
 
     def _layer(self, number: int, step: RoundedLayer, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         op, source = step.sums.op, self._real(values, step.sums.source)

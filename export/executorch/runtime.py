@@ -1,4 +1,4 @@
-"""Running an exported `.pte.xz` with ExecuTorch's own runtime."""
+"""Running an exported `.pte.xz` or `.pte` with ExecuTorch's own runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ExecuTorchRunner:
     """A program in memory. It takes the image as int8 (N, C, H, W), which is the pixel less 128."""
 
     def __init__(self, model: Path | bytes, threads: int = 1) -> None:
-        """A file `.pte.xz`, or the bytes of a `.pte`; all programs of a process share their threads."""
+        """A file, or the bytes of a `.pte`; all programs of a process share their threads."""
         self.what = str(model) if isinstance(model, Path) else "the program"
         content = _read(model) if isinstance(model, Path) else model
         with quiet():
@@ -41,6 +41,12 @@ class ExecuTorchRunner:
 
     def _has_version(self) -> bool:
         return VERSION_METHOD in self._program.method_names
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the images it takes."""
+        _, channels, height, width = self._program.metadata("forward").input_tensor_meta(0).sizes()
+        return height, width, channels
 
     def outputs(self, images: NDArray[np.uint8]) -> list[NDArray[np.generic]]:
         """All outputs for pixels, uint8 (N, H, W, C), of at most 64 images."""
@@ -63,7 +69,9 @@ def executorch_input(images: NDArray[np.uint8]) -> torch.Tensor:
 
 def _read(path: Path) -> bytes:
     if not path.is_file():
-        raise ExportError(f"there is no model at {path}; name an exported .pte.xz file")
+        raise ExportError(f"there is no model at {path}; name an exported .pte.xz or .pte file")
+    if path.suffix != ".xz":
+        return path.read_bytes()
     try:
         return lzma.decompress(path.read_bytes())
     except lzma.LZMAError as error:

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from fedmpq.export.onnx_functions import DOMAIN, FUNCTIONS
+from fedmpq.export.onnx.functions import DOMAIN, FUNCTIONS
 
 
 class OnnxWriter:

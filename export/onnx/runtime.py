@@ -28,7 +28,6 @@ class OnnxRunner:
             options.optimized_model_filepath = str(optimized)
         self.session = self._session(model, options)
         self.metadata = self._metadata()
-        _, self.height, self.width, self.channels = self.session.get_inputs()[0].shape
 
     def _session(self, model: Path | bytes, options: Any) -> Any:
         if isinstance(model, Path) and not model.is_file():
@@ -56,6 +55,12 @@ class OnnxRunner:
         if not isinstance(metadata.get("classes"), list):
             raise ExportError(f"{self.what} names no classes; export it again")
         return metadata
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the images it takes."""
+        _, height, width, channels = self.session.get_inputs()[0].shape
+        return height, width, channels
 
     @property
     def class_names(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Scales for XNNPACK, which keeps one for each tensor and computes from them what the program multiplies by.
 
 A layer's multiplier is `fl(fl(s_in * k) / s_out)` there, with a scale `k` for each channel's weights. An
-addition goes by the scales of its operands and of the sum (`export.xnnpack_additions`).
+addition goes by the scales of its operands and of the sum (`export.executorch.additions`).
 
 With the program's own scales both nearly always give the program's codes, and fast. Whether they do is
 decided here for all inputs at once: a multiplier is equal or cannot change a code, an addition is tried on
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.export.executorch.additions import exact_factor
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer
-from fedmpq.export.xnnpack_additions import exact_factor
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.grid import integer_weights
 from fedmpq.model.integer_program import (
@@ -43,7 +43,7 @@ _UNITS_TRIED = (0, 1, -1, 2, -2, 3, -3)
 class Scales:
     """`weights` by the output of their layer or average, `values` by name; a value without one has 1.
 
-    `factors` by sum are what `export.xnnpack_additions` found.
+    `factors` by sum are what `export.executorch.additions` found.
     """
 
     weights: dict[str, Vector]

@@ -1,0 +1,66 @@
+"""The card beside an exported file, `NAME.onnx.json`: what it is, and what was measured of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedmpq.export.format import FORMAT
+from fedmpq.export.target import Target
+from fedmpq.model.deployed import DeployedModel
+
+Card = dict[str, Any]
+
+
+def card_path(path: Path) -> Path:
+    """Where the card of the file at `path` lies."""
+    return path.with_name(f"{path.name}.json")
+
+
+def describe(model: DeployedModel, target: Target, content: bytes) -> Card:
+    """All that is known without running the file."""
+    image, bare = model.graph.input, bare_bytes(model)
+    return {
+        "format": FORMAT,
+        "target": target.name,
+        "suffix": target.suffix,
+        "runtime": _with_version(target.runtime),
+        "graph": model.graph.id,
+        "model": model.graph.name,
+        **model.facts,
+        "bit_widths": model.bit_widths,
+        "average_bits": round(model.bits_per_weight, 4),
+        "bare_bytes": round(bare),
+        "file_bytes": len(content),
+        "size_ratio": round(len(content) / bare, 4),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "input": {
+            "pixels": [image.height, image.width, image.channels],
+            "scale": image.scale,
+            "zero_point": image.zero_point,
+            "note": "normalisation is inside the file: give it pixels",
+        },
+        "class_names": list(model.class_names),
+    }
+
+
+def run_facts(run: str, round_number: int, clients: Sequence[int], budget: float) -> dict[str, Any]:
+    """Facts of a model of a run: its round, the clients that deploy it, and their bits per weight."""
+    return {"run": run, "round": round_number, "clients": list(clients), "budget": budget}
+
+
+def bare_bytes(model: DeployedModel) -> float:
+    """`sum b_l m_l / 8`: what no file can be smaller than without compression."""
+    widths = model.bit_widths.values()
+    return sum(b * m for b, m in zip(widths, model.graph.layer_sizes, strict=True)) / 8
+
+
+def _with_version(distribution: str) -> str:
+    try:
+        return f"{distribution} {version(distribution)}"
+    except PackageNotFoundError:
+        # A runtime of the user's own need not be a Python distribution.
+        return distribution

@@ -1,0 +1,1 @@
+"""The target `executorch`: explicit quantize and dequantize operators, for ExecuTorch with XNNPACK."""

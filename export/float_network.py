@@ -1,0 +1,112 @@
+"""The fp32 twin of a quantized network: what an exported model's speed is compared with, in any runtime.
+
+BatchNorm is folded into its layer and activations are not quantized, so neither has a step here. The network
+takes the normalised image in float32 (N, C, H, W): scaling pixels is not counted against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.model.graph import (
+    INPUT,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    Graph,
+    Linear,
+    MaxPool,
+    Node,
+    Quantize,
+    Relu,
+    Shape,
+)
+from fedmpq.model.never import assert_never
+
+Array = NDArray[np.float32]
+Tensors = Mapping[str, Array]
+PlainOp = Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten
+
+
+@dataclass(frozen=True)
+class FloatLayer:
+    """A convolution or linear layer with its bias, BatchNorm folded in."""
+
+    output: str
+    source: str
+    op: Conv2d | Linear
+    weight: Array
+    bias: Array
+
+
+@dataclass(frozen=True)
+class FloatStep:
+    """An operation without weights; `Add` has two sources, the others have one."""
+
+    output: str
+    sources: tuple[str, ...]
+    op: PlainOp
+
+
+@dataclass(frozen=True, eq=False)
+class FloatNetwork:
+    """Steps in execution order, from the value `INPUT` to the value `output`, the logits."""
+
+    name: str
+    image: Shape
+    """Of one sample: channels, height, width."""
+    logits: Shape
+    steps: tuple[FloatLayer | FloatStep, ...]
+    output: str
+
+
+def float_network(graph: Graph, weights: Tensors, side: Tensors) -> FloatNetwork:
+    """The twin of `graph` with these full-precision weights by layer and side tensors by name."""
+    steps: list[FloatLayer | FloatStep] = []
+    # What vanishes has the name of what it reads.
+    names = {INPUT: INPUT}
+    for node in graph.nodes:
+        op, sources = node.op, tuple(names[name] for name in node.inputs)
+        names[node.name] = node.name
+        if isinstance(op, Conv2d | Linear):
+            weight, bias = _folded(graph, node, op, weights, side)
+            steps.append(FloatLayer(node.name, sources[0], op, weight, bias))
+        elif isinstance(op, BatchNorm | Quantize):
+            names[node.name] = sources[0]
+        elif isinstance(op, Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten):
+            steps.append(FloatStep(node.name, sources, op))
+        else:
+            assert_never(op)
+    return FloatNetwork(
+        graph.name, graph.input.shape, graph.shapes[graph.output], tuple(steps), names[graph.output]
+    )
+
+
+def normalised(graph: Graph, images: NDArray[np.uint8]) -> Array:
+    """Pixels (N, H, W, C) as the fp32 network takes them: `scale * (pixel - zero_point)`, (N, C, H, W)."""
+    centred = images.transpose(0, 3, 1, 2).astype(np.float32) - np.float32(graph.input.zero_point)
+    return np.ascontiguousarray(centred * np.float32(graph.input.scale))
+
+
+def _folded(
+    graph: Graph, node: Node, op: Conv2d | Linear, weights: Tensors, side: Tensors
+) -> tuple[Array, Array]:
+    """A layer's weight and bias with the BatchNorm that reads it, if any."""
+    weight = weights[node.name]
+    bias = side[f"{node.name}.bias"] if op.bias else np.zeros(len(weight), np.float32)
+    reader = graph.by_name.get(next(iter(graph.consumers[node.name]), ""))
+    if reader is not None and isinstance(reader.op, BatchNorm):
+        parts = ("weight", "bias", "running_mean", "running_var")
+        gamma, beta, mean, variance = (side[f"{reader.name}.{part}"] for part in parts)
+        deviation: Array = np.sqrt(np.maximum(variance, np.float32(0)) + np.float32(reader.op.eps))
+        factor = gamma / deviation
+        weight = weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
+        bias = beta + (bias - mean) * factor
+    return weight.astype(np.float32), bias.astype(np.float32)

@@ -1,0 +1,1 @@
+"""The target `onnx`: standard operators and packed bit-planes, for ONNX Runtime."""

@@ -1,0 +1,77 @@
+"""`python -m fedmpq.server.exporter`: writes the model files of a stored run, one for each distinct model.
+
+The server starts this as a process of its own and never imports it: exporting loads torch, onnx and their
+runtimes. What goes wrong is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmpq.data.dataset import DataError
+from fedmpq.export.card import run_facts
+from fedmpq.export.exporting import LabelledImages, export_model
+from fedmpq.export.target import Target
+from fedmpq.export.targets import find_target
+from fedmpq.model.deployed import DeployedModel
+from fedmpq.server.run_config import load_test_data
+from fedmpq.server.state_folder import StateFolder
+from fedmpq.server.stored_run import StoredRun, read_stored_run
+
+FAILED = 1
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(words)
+    try:
+        target = find_target(arguments.target)
+        stored = read_stored_run(StateFolder(arguments.state), arguments.run, arguments.blobs)
+        export_run(stored, target, arguments.out)
+    except ModuleNotFoundError as error:
+        return _fail(f'{error.name!r} is not installed; install it: pip install "fedmpq[export]"')
+    except (OSError, ValueError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def export_run(stored: StoredRun, target: Target, folder: Path) -> None:
+    """The models that the run's clients deploy, each under the name of the first client that has it."""
+    tests = _tests(stored)
+    for each in stored.method.deployments(stored.model, stored.model.clients):
+        clients = [record.client for record in each.clients]
+        facts = run_facts(stored.run.name, stored.model.round, clients, each.clients[0].budget)
+        model = DeployedModel(stored.graph, each.layers, each.side, stored.run.class_names, facts)
+        path = folder / f"{stored.client_names[clients[0]]}{target.suffix}"
+        export_model(model, path, target=target, tests=tests)
+
+
+def _tests(stored: StoredRun) -> LabelledImages | None:
+    """The run's test images, if it has some and they can still be read."""
+    try:
+        test = load_test_data(stored.config)
+    except (DataError, ImportError) as error:
+        print(f"without test images: {error}", file=sys.stderr)
+        return None
+    return None if test is None else LabelledImages(test.images, test.labels, str(stored.config.test_data))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fedmpq.server.exporter", description=__doc__)
+    parser.add_argument("--state", type=Path, required=True, help="the server's folder")
+    parser.add_argument("--run", required=True, help="the run's id")
+    parser.add_argument("--blobs", required=True, help="where payloads are kept")
+    parser.add_argument("--target", required=True, help="an export target's name, or package.module:Class")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write to")
+    return parser
+
+
+def _fail(message: str) -> int:
+    print(" ".join(message.splitlines()), file=sys.stderr)
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
