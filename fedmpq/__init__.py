@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmpq.data.dataset import Dataset
     from fedmpq.exchange.messages import Assignment, Calibration, Update
-    from fedmpq.export.exporting import export
+    from fedmpq.export.exporting import export_model as export
     from fedmpq.lab.history import History
     from fedmpq.lab.notebook import simulate
     from fedmpq.lab.run import Run, load_run
