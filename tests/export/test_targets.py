@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -190,6 +191,20 @@ def test_a_class_and_an_object_are_taken_too(model: DeployedModel, tmp_path: Pat
         ExportError, match="the export target is a int that does not fit: its attribute 'name'"
     ):
         export_model(model, tmp_path / "third.onnx", target=3)  # type: ignore[arg-type]
+
+
+def test_the_target_in_the_documentation_works(
+    model: DeployedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    source = page.split("## A target of your own")[1].split("```python\n")[1].split("```")[0]
+    (tmp_path / "documented_targets.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "out" / "garden.onnx.gz"
+    exported = export_model(model, path, target="documented_targets:GzippedOnnx", speed=SpeedMeter())
+    assert gzip.decompress(path.read_bytes()) == OnnxTarget().lower(model)
+    assert exported.card["target"] == "gzipped-onnx"
+    assert exported.card["speed"]["speedup"] > 0
 
 
 @pytest.fixture(scope="module")
