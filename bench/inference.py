@@ -197,7 +197,7 @@ def trained(bits: float, run: Path | None) -> Checkpoint:
 
 @lru_cache(maxsize=1)
 def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
-    """Of a trained model, as shares of its run's test images; the same for every model that is timed."""
+    """Accuracies of a trained model on its run's test images; the same for every model that is timed."""
     checkpoint = trained(bits, run)
     experiment, graph, model = checkpoint.experiment, checkpoint.graph, checkpoint.model
     method = quantized_method(checkpoint)

@@ -73,7 +73,7 @@ def measured(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _peak_bytes() -> int:
-    """Of resident memory (VmHWM); getrusage would count what the parent process had at the fork."""
+    """Peak of resident memory (VmHWM); getrusage would count what the parent process had at the fork."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -61,7 +61,7 @@ class FloatNetwork:
 
     name: str
     image: Shape
-    """Of one sample: channels, height, width."""
+    """Channels, height and width of one sample."""
     logits: Shape
     steps: tuple[FloatLayer | FloatStep, ...]
     output: str

@@ -12,7 +12,7 @@ INPUT_NAME, OUTPUT_NAME = "image", "logits"
 VERSION_METHOD = "fedmpq_format"
 """The ExecuTorch method that returns the format."""
 MAX_BATCH = 64
-"""Of ExecuTorch, which plans its memory ahead; ONNX Runtime takes any."""
+"""The most images that an ExecuTorch program takes: it plans its memory ahead. ONNX Runtime takes any."""
 
 
 class ExportError(ValueError):

@@ -13,7 +13,7 @@ from fedmpq.system.named_object import NamedObjectError, is_path, load_object, r
 
 _BUILT_IN: tuple[Target, ...] = (OnnxTarget(), ExecuTorchTarget(), ExecuTorchTarget(compressed=False))
 TARGETS: dict[str, Target] = {target.name: target for target in _BUILT_IN}
-"""Those that come along."""
+"""The targets that come along, by name."""
 
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9_-]+)+", re.ASCII)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmpq.model.graph import Graph
+from fedmpq.system.named_object import NamedObjectError, load_attribute
 
 if TYPE_CHECKING:
     import torch
@@ -80,18 +78,15 @@ def _build_users(spec: str, **offered: int) -> torch.nn.Module:
 
 
 def _import_function(spec: str) -> Callable[..., Any]:
-    path, _, attribute = spec.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(path), attribute)
-    except Exception as error:
-        raise ModelError(f"model {spec!r} cannot be imported: {_one_line(error)}") from error
+        function = load_attribute(spec, "model")
+    except NamedObjectError as error:
+        raise ModelError(str(error)) from error
     if not callable(function):
         raise ModelError(
             f"model {spec!r} is a {type(function).__name__}, needs a function that builds a module"
         )
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _one_line(error: Exception) -> str:

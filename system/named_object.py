@@ -49,7 +49,7 @@ def load_object(spec: str, protocol: Callable[..., T], what: str, *arguments: ob
 def load_attribute(spec: str, what: str) -> object:
     """The attribute `Class` of the module `package.module`, as it is there."""
     if not is_path(spec):
-        raise NamedObjectError(f"{what} {spec!r} names no object; write it as package.module:Class")
+        raise NamedObjectError(f"{what} {spec!r} names no object; write it as package.module:name")
     path, _, attribute = spec.partition(SEPARATOR)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)

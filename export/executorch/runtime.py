@@ -56,7 +56,7 @@ class ExecuTorchRunner:
         return list(self._method.execute([stored]))
 
     def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of pixels, uint8 (N, H, W, C)."""
+        """The logits of pixels, uint8 (N, H, W, C), of as many images as there are."""
         parts = [self.outputs(images[i : i + MAX_BATCH])[0].copy() for i in range(0, len(images), MAX_BATCH)]
         return np.concatenate(parts).astype(np.float32)
 

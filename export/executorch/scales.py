@@ -94,7 +94,7 @@ def _own_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales |
 
 
 def _find_weights(program: IntegerProgram, steps: Sequence[Operation], scales: Scales) -> bool:
-    """Those of every layer and average for the scales of the values; whether there are any."""
+    """Adds the weight scales of every layer and average; false if one has none that is exact."""
     for step in steps:
         found: Vector | None
         if isinstance(step, RoundedLayer):

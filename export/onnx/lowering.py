@@ -165,7 +165,7 @@ class _Lowering:
         return self.writer.node("Sub", [left, self._dequantized(step.right, -step.right_scale)])
 
     def _rounded_sum(self, step: QuantizeReal) -> str:
-        """As QLinearAdd, of which the runtime makes the Add below, where that is exact; else in float32."""
+        """An Add, of which the runtime makes a QLinearAdd, where that is exact; else a sum in float32."""
         add, ratios = self.sums[step.source], self.ratios.get(step.output)
         if ratios is None:
             return self._quantized(step.output, self._real(step.source), step.scale)
@@ -328,7 +328,7 @@ def _source(step: Operation) -> str | None:
 
 
 def _conv_attributes(op: Conv2d) -> dict[str, Any]:
-    """Those that differ from the function's defaults."""
+    """The attributes that differ from the function's defaults."""
     every: dict[str, tuple[Any, Any]] = {
         "strides": (op.stride, (1, 1)),
         "pads": ((*op.padding, *op.padding), (0, 0, 0, 0)),

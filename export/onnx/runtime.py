@@ -67,7 +67,7 @@ class OnnxRunner:
         return list(self.metadata["classes"])
 
     def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of pixels, uint8 (N, H, W, C)."""
+        """The logits of pixels, uint8 (N, H, W, C)."""
         logits: NDArray[np.float32] = self.session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
         return logits
 

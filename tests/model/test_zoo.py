@@ -136,7 +136,7 @@ def test_users_models(users_module: str, function: str, shape: tuple[int, int]) 
         ("demanding", "failed with TypeError: .*'width'"),
         ("failing", "failed with RuntimeError: first line"),
         ("missing", "cannot be imported: AttributeError"),
-        ("", "cannot be imported: AttributeError"),
+        ("", "names no object; write it as package.module:name"),
     ],
 )
 def test_users_mistakes(users_module: str, function: str, message: str) -> None:
@@ -146,9 +146,16 @@ def test_users_mistakes(users_module: str, function: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", ["no.such.package:build", ":build", "..:x"])
-def test_modules_that_cannot_be_imported(spec: str) -> None:
-    with pytest.raises(ModelError, match=f"model '{spec}' cannot be imported"):
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ("no.such.package:build", "cannot be imported"),
+        (":build", "names no object"),
+        ("..:x", "names no object"),
+    ],
+)
+def test_modules_that_cannot_be_imported(spec: str, fault: str) -> None:
+    with pytest.raises(ModelError, match=f"model '{spec}' {fault}"):
         zoo.build(spec, classes=7, channels=5)
 
 

@@ -100,7 +100,7 @@ def test_arguments_are_handed_over(module: str) -> None:
         ("Nameless", r"its attribute 'name' is missing"),
         ("Broken", r"greeter '.*:Broken' cannot be made: OSError: no voice$"),
         ("Absent", r"greeter '.*:Absent' cannot be imported: AttributeError: .*Absent"),
-        ("", r"names no object; write it as package.module:Class"),
+        ("", r"names no object; write it as package.module:name"),
     ],
 )
 def test_what_does_not_fit_is_named(module: str, attribute: str, message: str) -> None:
