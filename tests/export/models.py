@@ -1,4 +1,5 @@
-"""Networks of the zoo with BatchNorm as training leaves it, negative factors and dead channels included."""
+"""Networks of the zoo with BatchNorm as training leaves it, negative factors and dead channels included; and
+one such as a user may write."""
 
 from __future__ import annotations
 
@@ -11,9 +12,21 @@ from numpy.typing import NDArray
 
 from fedmpq.model import zoo
 from fedmpq.model.deployed import DeployedModel
-from fedmpq.model.graph import Graph
+from fedmpq.model.graph import (
+    INPUT,
+    AvgPool,
+    Conv2d,
+    Flatten,
+    Graph,
+    Input,
+    Linear,
+    MaxPool,
+    Node,
+    Relu,
+)
 from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import QuantizedLayer, Side, Weights
+from fedmpq.model.quantizers import place_quantizers
 from fedmpq.model.trace import trace
 
 SIZES = {"digits_cnn": 8, "resnet8": 16, "resnet20": 16, "resnet44": 8, "resnet18": 32, "mobilenet_v2": 32}
@@ -66,3 +79,34 @@ def deployed(
         for number, node in enumerate(graph.layers)
     }
     return DeployedModel(graph, layers, scattered(side, seed), CLASSES, {"run": "test", "round": 3})
+
+
+def users_graph() -> Graph:
+    """Pools with padding, groups, dilation, strides of their own, linear layers inside, a ReLU of codes."""
+    nodes = (
+        Node("a", Conv2d(2, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, True), (INPUT,)),
+        Node("ra", Relu(0.0), ("a",)),
+        Node("mp", MaxPool((3, 2), (2, 1), (1, 1)), ("ra",)),
+        Node("ap", AvgPool((3, 3), (2, 1), (1, 1)), ("mp",)),
+        Node("flat", Flatten(), ("ap",)),
+        Node("l1", Linear(6 * 2 * 7, 9, True), ("flat",)),
+        Node("r1", Relu(6.0), ("l1",)),
+        Node("l2", Linear(9, 5, False), ("r1",)),
+        Node("l3", Linear(5, len(CLASSES), True), ("l2",)),
+    )
+    return place_quantizers(Graph("users", Input(2, 9, 8, 0.5, 30), nodes, "l3"), 5)
+
+
+def users_model(seed: int = 0) -> DeployedModel:
+    graph, random = users_graph(), np.random.default_rng(seed)
+    layers = {
+        node.name: QuantizedLayer.from_weights(
+            random.normal(size=graph.weight_shape(node.name)).astype(np.float32), 3 + number, "max", True
+        )
+        for number, node in enumerate(graph.layers)
+    }
+    side = {
+        name: np.asarray(random.uniform(0.5, 3, shape), np.float32)
+        for name, shape in graph.side_shapes().items()
+    }
+    return DeployedModel(graph, layers, side, CLASSES)

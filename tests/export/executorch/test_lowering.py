@@ -23,8 +23,7 @@ from fedmpq.export.verify import first_difference, random_images
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.quantized import dequantize_all
-from tests.export.models import deployed
-from tests.export.test_onnx import users_model
+from tests.export.models import deployed, users_model
 
 
 def check_codes(model: DeployedModel) -> None:

@@ -25,22 +25,8 @@ from fedmpq.export.onnx.verification import check_optimized
 from fedmpq.export.verify import random_images
 from fedmpq.model import zoo
 from fedmpq.model.deployed import DeployedModel
-from fedmpq.model.graph import (
-    INPUT,
-    AvgPool,
-    Conv2d,
-    Flatten,
-    Graph,
-    Input,
-    Linear,
-    MaxPool,
-    Node,
-    Relu,
-)
 from fedmpq.model.integer_forward import logits
-from fedmpq.model.quantized import QuantizedLayer
-from fedmpq.model.quantizers import place_quantizers
-from tests.export.models import CLASSES, deployed
+from tests.export.models import CLASSES, deployed, users_model
 
 EXAMPLES = {"digits_cnn": 25, "resnet8": 12, "resnet20": 8, "resnet44": 4, "resnet18": 3, "mobilenet_v2": 4}
 MIXES = st.lists(st.integers(1, 8), min_size=1, max_size=60)
@@ -75,37 +61,6 @@ def test_every_mix_of_bit_widths_is_equal_to_the_bit(name: str) -> None:
 @pytest.mark.parametrize("activation_bits", [1, 3, 8])
 def test_other_activation_widths(activation_bits: int) -> None:
     check_equal(deployed("resnet8", (4, 8, 1, 7), activation_bits=activation_bits))
-
-
-def users_graph() -> Graph:
-    """Pools with padding, groups, dilation, strides of their own, linear layers inside, a ReLU of codes."""
-    nodes = (
-        Node("a", Conv2d(2, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, True), (INPUT,)),
-        Node("ra", Relu(0.0), ("a",)),
-        Node("mp", MaxPool((3, 2), (2, 1), (1, 1)), ("ra",)),
-        Node("ap", AvgPool((3, 3), (2, 1), (1, 1)), ("mp",)),
-        Node("flat", Flatten(), ("ap",)),
-        Node("l1", Linear(6 * 2 * 7, 9, True), ("flat",)),
-        Node("r1", Relu(6.0), ("l1",)),
-        Node("l2", Linear(9, 5, False), ("r1",)),
-        Node("l3", Linear(5, len(CLASSES), True), ("l2",)),
-    )
-    return place_quantizers(Graph("users", Input(2, 9, 8, 0.5, 30), nodes, "l3"), 5)
-
-
-def users_model(seed: int = 0) -> DeployedModel:
-    graph, random = users_graph(), np.random.default_rng(seed)
-    layers = {
-        node.name: QuantizedLayer.from_weights(
-            random.normal(size=graph.weight_shape(node.name)).astype(np.float32), 3 + number, "max", True
-        )
-        for number, node in enumerate(graph.layers)
-    }
-    side = {
-        name: np.asarray(random.uniform(0.5, 3, shape), np.float32)
-        for name, shape in graph.side_shapes().items()
-    }
-    return DeployedModel(graph, layers, side, CLASSES)
 
 
 @pytest.mark.parametrize("seed", range(4))
