@@ -27,9 +27,13 @@ FAILED = 1
 def main(words: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(words)
     try:
-        target = find_target(arguments.target)
-        stored = read_stored_run(StateFolder(arguments.state), arguments.run, arguments.blobs)
-        export_run(stored, target, arguments.out)
+        if arguments.task == "check":
+            for spec in arguments.targets:
+                find_target(spec)
+        else:
+            target = find_target(arguments.target)
+            stored = read_stored_run(StateFolder(arguments.state), arguments.run, arguments.blobs)
+            export_run(stored, target, arguments.out)
     except ModuleNotFoundError as error:
         return _fail(f'{error.name!r} is not installed; install it: pip install "fedmpq[export]"')
     except (OSError, ValueError) as error:
@@ -60,11 +64,15 @@ def _tests(stored: StoredRun) -> LabelledImages | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fedmpq.server.exporter", description=__doc__)
-    parser.add_argument("--state", type=Path, required=True, help="the server's folder")
-    parser.add_argument("--run", required=True, help="the run's id")
-    parser.add_argument("--blobs", required=True, help="where payloads are kept")
-    parser.add_argument("--target", required=True, help="an export target's name, or package.module:Class")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write to")
+    tasks = parser.add_subparsers(dest="task", required=True)
+    check = tasks.add_parser("check", help="only load targets")
+    check.add_argument("targets", nargs="+", metavar="TARGET")
+    make = tasks.add_parser("make", help="write the files")
+    make.add_argument("--state", type=Path, required=True, help="the server's folder")
+    make.add_argument("--run", required=True, help="the run's id")
+    make.add_argument("--blobs", required=True, help="where payloads are kept")
+    make.add_argument("--target", required=True, help="an export target's name, or package.module:Class")
+    make.add_argument("--out", type=Path, required=True, help="the folder to write to")
     return parser
 
 

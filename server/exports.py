@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from fedmpq.model.export_formats import SUFFIXES
 from fedmpq.server.store import Run
 from fedmpq.system.durable_files import flush
+from fedmpq.system.named_object import is_path
 
 EXPORTER = "fedmpq.server.exporter"
 _CARD = ".json"
@@ -79,20 +81,31 @@ class Exports:
             shutil.rmtree(left, ignore_errors=True)
         # A name of its own: a killed server's export may still be writing to the one it was given.
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", EXPORTER),
-            *("--state", str(self._state), "--run", run.run_id, "--blobs", self._blobs),
+        await _exporter(
+            *("make", "--state", str(self._state), "--run", run.run_id, "--blobs", self._blobs),
             *("--target", wanted, "--out", str(partial)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
         )
-        _, errors = await process.communicate()
-        if process.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines()
-            raise ExportFailed(lines[-1] if lines else f"the export ended with {process.returncode}")
         partial.replace(folder)
         flush(folder.parent)
+
+
+async def check_targets(wanted: Sequence[str]) -> None:
+    """Raises `ExportFailed` if a target of the user's own cannot be loaded: not after the last round."""
+    if own := [spec for spec in wanted if is_path(spec)]:
+        await _exporter("check", *own)
+
+
+async def _exporter(*words: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", EXPORTER, *words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise ExportFailed(lines[-1] if lines else f"the export ended with {process.returncode}")
 
 
 def _read(folder: Path) -> list[ModelFile]:

@@ -29,7 +29,7 @@ from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads, open_blobs, sweep
 from fedmpq.server.connections import Hub
-from fedmpq.server.exports import Exports
+from fedmpq.server.exports import ExportFailed, Exports, check_targets
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model import first_model
 from fedmpq.server.public_calls import PublicCallLimit
@@ -185,6 +185,7 @@ class RunQueue:
             test = await asyncio.to_thread(load_test_data, config)
             images = images_of(config, test)
             await asyncio.to_thread(check_calibration_data, config, images)
+            await _check_export(config)
             graph, model = await first_model(config, images)
             run = await asyncio.to_thread(self._store_run, config, images.class_names, graph, model)
         say(log, "run queued", run=run.name, run_id=run.run_id)
@@ -195,6 +196,13 @@ class RunQueue:
         with self._blobs.lock:
             names = self._blobs.put(graph), self._blobs.put(model)
             return self._store.queue_run(config.name, config.to_dict(), class_names, *names, time.time())
+
+
+async def _check_export(config: RunConfig) -> None:
+    try:
+        await check_targets(config.export)
+    except ExportFailed as error:
+        raise ConfigError(f"export = {list(config.export)}: {error}") from None
 
 
 async def _serve(settings: ServerSettings) -> int:

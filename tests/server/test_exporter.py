@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from fedmpq.server import exporter
-from fedmpq.server.exports import ExportFailed, Exports
+from fedmpq.server.exports import ExportFailed, Exports, check_targets
 from fedmpq.server.store import Run
 
 Capture = pytest.CaptureFixture[str]
@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 def words(state: Path, target: str) -> list[str]:
     return [
-        *("--state", str(state), "--run", "garden", "--blobs", str(state / "blobs")),
+        *("make", "--state", str(state), "--run", "garden", "--blobs", str(state / "blobs")),
         *("--target", target, "--out", str(state / "out")),
     ]
 
@@ -47,6 +47,14 @@ def test_a_runtime_that_is_not_installed_is_named(
     monkeypatch.setattr(exporter, "read_stored_run", missing)
     assert exporter.main(words(tmp_path, "onnx")) == exporter.FAILED
     assert capsys.readouterr().err == "'onnx' is not installed; install it: pip install \"fedmpq[export]\"\n"
+
+
+def test_targets_of_ones_own_are_loaded_before_a_run_begins() -> None:
+    asyncio.run(check_targets(["onnx", "fedmpq.export.onnx.target:OnnxTarget"]))
+    with pytest.raises(ExportFailed, match=r"'fedmpq.export.onnx.target:Onnx' cannot be imported"):
+        asyncio.run(check_targets(["onnx", "fedmpq.export.onnx.target:Onnx"]))
+    with pytest.raises(ExportFailed, match="is a dict that does not fit: its attribute 'name' is missing"):
+        asyncio.run(check_targets(["builtins:dict"]))
 
 
 def test_the_server_tells_what_the_process_said(tmp_path: Path) -> None:

@@ -171,6 +171,8 @@ def test_a_run_is_made_once_and_gone_on_with(tmp_path: Path) -> None:
     [
         (RUN.replace("rounds", "round"), "did you mean 'rounds'"),
         (RUN.replace("digits_cnn", "resnet21"), "no model is called 'resnet21'"),
+        (RUN + 'export = ["onx"]\n', "export = 'onx' is none of onnx, executorch"),
+        (RUN + 'export = ["no.such:Thing"]\n', "export target 'no.such:Thing' cannot be imported"),
     ],
 )
 def test_a_bad_run_is_one_line(tmp_path: Path, text: str, message: str) -> None:
