@@ -117,7 +117,7 @@ def test_a_float_run_has_no_integer_model(run: Path, tmp_path: Path, capsys: Cap
     experiment = replace(checkpoint.experiment, method="fp32")
     save_checkpoint(tmp_path, replace(checkpoint, experiment=experiment))
     error = mistake(capsys, "export", "--run", str(tmp_path), "--all", "-o", str(tmp_path / "out"))
-    assert "the run's method is fp32, which trains no integer model" in error
+    assert "the run has no integer model to export: method = 'fp32' trains in full precision" in error
 
 
 def test_a_checkpoint_of_another_graph_is_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:
