@@ -24,7 +24,7 @@ from fedmpq.server.administration_client import (
 )
 from fedmpq.server.state_folder import StateFolder, add_state_argument
 from fedmpq.server.status_report import console, run_facts, run_line, runs_table
-from fedmpq.server.store import Store
+from fedmpq.server.store.sql import open_store
 from fedmpq.server.stored_status import stored_run
 
 VERBS = ("pause", "resume", "abort", "start")
@@ -95,7 +95,7 @@ def _show(runs: Sequence[pb.RunStatus], *, as_json: bool, running: bool) -> None
 
 
 def _remembered(state: StateFolder) -> list[pb.RunStatus]:
-    store = Store.open(state.database_url())
+    store = open_store(state.database_url())
     try:
         return [stored_run(store, run) for run in store.list_runs()]
     finally:

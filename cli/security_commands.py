@@ -18,7 +18,8 @@ from typing import Any
 from fedmpq.server import certificates, tokens
 from fedmpq.server.certificates import TlsFiles
 from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
-from fedmpq.server.store import Store
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.sql import open_store
 from fedmpq.system.private_files import private_folder, write_private
 
 BUNDLE_FILES = ("ca.pem", "client.pem", "client.key", "token")
@@ -39,7 +40,7 @@ class Action:
 
 @contextmanager
 def _store(state: StateFolder) -> Iterator[Store]:
-    store = Store.open(state.database_url())
+    store = open_store(state.database_url())
     try:
         yield store
     finally:

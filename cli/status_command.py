@@ -16,7 +16,7 @@ from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import CALL_SECONDS, NotRunning, administration
 from fedmpq.server.state_folder import StateFolder, add_state_argument
 from fedmpq.server.status_report import console, status_facts, status_line, status_table
-from fedmpq.server.store import Store
+from fedmpq.server.store.sql import open_store
 from fedmpq.server.stored_status import stored_status
 
 NOT_RUNNING = 2
@@ -60,7 +60,7 @@ def _show(status: pb.ServerStatus, *, as_json: bool, running: bool) -> None:
 
 def _show_remembered(state: StateFolder, as_json: bool) -> None:
     if state.exists:
-        store = Store.open(state.database_url())
+        store = open_store(state.database_url())
         try:
             _show(stored_status(store), as_json=as_json, running=False)
         finally:

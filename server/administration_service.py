@@ -12,11 +12,11 @@ import grpc
 
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc
-from fedmpq.server.authentication import Context, refuse
-from fedmpq.server.federation_service import answering
-from fedmpq.server.rounds import Coordinator
+from fedmpq.server.coordinator import Coordinator
+from fedmpq.server.refusals import Context, answering, refuse
 from fedmpq.server.run_config import ConfigError, RunConfig, parse_config
-from fedmpq.server.store import Run, StoreError, UnknownRun
+from fedmpq.server.store.errors import StoreError, UnknownRun
+from fedmpq.server.store.records import Run
 from fedmpq.server.stored_status import stored_run, stored_status
 
 STATUS_SECONDS = 0.25
@@ -35,7 +35,7 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
     def stop(self) -> None:
         """Ends the watches."""
         self._stopping.set()
-        self._coordinator.hub.changed.ring()
+        self._coordinator.connections.changed.ring()
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ServerStatus:
         async with answering(context):
@@ -46,10 +46,10 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
     ) -> AsyncIterator[pb.ServerStatus]:
         async with answering(context):
             while not self._stopping.is_set():
-                seen = self._coordinator.hub.changed.count
+                seen = self._coordinator.connections.changed.count
                 yield await self._status()
                 await asyncio.sleep(STATUS_SECONDS)
-                await self._coordinator.hub.changed.wait(seen)
+                await self._coordinator.connections.changed.wait(seen)
             await refuse(context, grpc.StatusCode.UNAVAILABLE, "the server is stopping")
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunStatus:
@@ -103,9 +103,9 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
         status.server_version = version("fedmpq")
         status.time.FromNanoseconds(time.time_ns())
         self._add_reason(status.run)
-        doing = self._coordinator.open.doing if self._coordinator.open is not None else {}
+        doing = self._coordinator.round.doing if self._coordinator.round is not None else {}
         for client in status.clients:
-            client.connected = self._coordinator.hub.get(client.client_id) is not None
+            client.connected = self._coordinator.connections.get(client.client_id) is not None
             if client.state == "selected":
                 client.state = doing.get(client.client, "selected")
         return status

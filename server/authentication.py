@@ -9,14 +9,14 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
-import grpc.aio
 
-from fedmpq.server.store import Client, Store
+from fedmpq.server.refusals import Context, refuse
+from fedmpq.server.store.protocol import Enrolment
+from fedmpq.server.store.records import Client
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _BEARER = re.compile(r"Bearer ([0-9a-f]{32})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _SECRET_BYTES = 32
 
@@ -31,16 +31,7 @@ def secret_hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-async def refuse(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    """End the call with this status; if its connection has gone meanwhile, just end it."""
-    try:
-        await context.abort(code, message)
-    except grpc.aio.InternalError:
-        raise asyncio.CancelledError from None
-    raise AssertionError("abort raises")
-
-
-async def authenticate(context: Context, store: Store) -> Client:
+async def authenticate(context: Context, store: Enrolment) -> Client:
     """The client that calls; anyone else is refused before anything of the call is read."""
     match = _BEARER.fullmatch(_header(context.invocation_metadata(), "authorization"))
     if match is None:

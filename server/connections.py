@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal
 
 from fedmpq.proto import federation_pb2
+from fedmpq.server.store.records import Client
 
 MAX_WAITING_EVENTS = 64
 Closing = Literal["replaced", "revoked", "unread", "gone", "stopping"]
@@ -19,20 +19,8 @@ Closing = Literal["replaced", "revoked", "unread", "gone", "stopping"]
 away, or the server stops."""
 
 
-class HubFull(RuntimeError):
+class TooManyConnections(RuntimeError):
     """As many clients are connected as the server takes."""
-
-
-@dataclass(frozen=True)
-class Announcement:
-    """What a client says of itself when it opens its stream."""
-
-    client_id: str
-    name: str
-    budget: float
-    samples: int
-    version: str
-    engine: str
 
 
 class Bell:
@@ -60,8 +48,9 @@ class Bell:
 class Connection:
     """One client's open stream: events go in here and come out in the Listen call."""
 
-    def __init__(self, client: Announcement) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
+        """As it described itself when it opened the stream."""
         self.described: str | None = None
         """The run this stream has described to the client."""
         self._events: deque[federation_pb2.Event] = deque()
@@ -85,12 +74,12 @@ class Connection:
             self.closed = reason
             self._ready.set()
 
-    async def next(self) -> federation_pb2.Event | None:
-        """The next event; None when the stream is to end. Asking for it says that the last is on its way."""
+    async def next(self) -> federation_pb2.Event | Closing:
+        """The next event, or why the stream ends. Asking for it says that the last is on its way."""
         while not self._events:
             self._idle.set()
             if self.closed is not None:
-                return None
+                return self.closed
             self._ready.clear()
             await self._ready.wait()
         return self._events.popleft()
@@ -99,19 +88,19 @@ class Connection:
         await self._idle.wait()
 
 
-class Hub:
-    """The connections by client; a client has one, the newest."""
+class Connections:
+    """The open streams by client; a client has one, the newest."""
 
     def __init__(self, max_clients: int) -> None:
         self._max_clients = max_clients
         self._connections: dict[str, Connection] = {}
         self.changed = Bell()
 
-    def connect(self, client: Announcement) -> Connection:
+    def connect(self, client: Client) -> Connection:
         """A stream for the client; an older one of the same client ends."""
         old = self._connections.get(client.client_id)
         if old is None and len(self._connections) >= self._max_clients:
-            raise HubFull(f"{self._max_clients} clients are connected, the most this server takes")
+            raise TooManyConnections(f"{self._max_clients} clients are connected, the most this server takes")
         if old is not None:
             old.close("replaced")
         connection = self._connections[client.client_id] = Connection(client)
@@ -129,7 +118,7 @@ class Hub:
     def get(self, client_id: str) -> Connection | None:
         return self._connections.get(client_id)
 
-    def connected(self) -> list[Announcement]:
+    def connected(self) -> list[Client]:
         """Sorted by name, the order in which clients are numbered."""
         return sorted((c.client for c in self._connections.values()), key=lambda client: client.name)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq.model.export_formats import SUFFIXES
-from fedmpq.server.store import Run
+from fedmpq.server.store.records import Run
 from fedmpq.system.durable_files import flush
 from fedmpq.system.named_object import is_path
 

@@ -10,39 +10,29 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import grpc
 import grpc.aio
-from sqlalchemy.exc import DBAPIError
 
-from fedmpq.exchange.messages import Phase
-from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
+from fedmpq.exchange.wire import DIGEST_BYTES
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
-from fedmpq.server.authentication import (
-    Context,
-    authenticate,
-    certificate_name,
-    make_secret,
-    refuse,
-    secret_hash,
-)
+from fedmpq.server.authentication import authenticate, certificate_name, make_secret, secret_hash
 from fedmpq.server.blobs import Uploads
-from fedmpq.server.connections import Announcement, Closing, HubFull
+from fedmpq.server.connections import Closing, TooManyConnections
+from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import ExportFailed
-from fedmpq.server.rounds import Coordinator, DamagedUpload
-from fedmpq.server.store import ENDED, Client, NameTaken, Seat, TokenRefused, UpdateRefused
+from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
+from fedmpq.server.store.errors import NameTaken, TokenRefused
+from fedmpq.server.store.records import Client
 from fedmpq.server.tokens import looks_like_token, token_digest
-from fedmpq.server.transfer_limit import Turnstile
-from fedmpq.server.validation import Rejected
+from fedmpq.server.transfer_limit import TransferLimit
+from fedmpq.server.upload_calls import UploadCalls
 from fedmpq.system.named_object import is_path
 
 CHUNK_BYTES = 16 << 10
@@ -64,41 +54,14 @@ _CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
 log = logging.getLogger("fedmpq.server")
 
 
-@asynccontextmanager
-async def answering(context: Context) -> AsyncIterator[None]:
-    """Errors as status codes; those nobody foresaw are logged here and not explained to the caller."""
-    try:
-        yield
-    except grpc.aio.BaseError:
-        # Refused, or its connection broke.
-        raise
-    except (OSError, DBAPIError) as error:
-        log.error("the store failed", extra={"facts": {"error": str(error)}})
-        await refuse(
-            context, grpc.StatusCode.UNAVAILABLE, "the server cannot store anything now: retry later"
-        )
-    except Exception:
-        log.exception("a call failed")
-        await refuse(context, grpc.StatusCode.INTERNAL, "the server failed; its log says why")
-
-
-@dataclass
-class Receiving:
-    """An upload under way; a newer one of the same client takes its place."""
-
-    replaced: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class FederationService(federation_pb2_grpc.FederationServicer):
     def __init__(self, coordinator: Coordinator, uploads: Uploads) -> None:
         self._coordinator = coordinator
         self._exports = coordinator.exports
         self._store = coordinator.store
-        self._uploads = uploads
-        self._receiving: dict[str, Receiving] = {}
         self._downloads: Counter[str] = Counter()
-        self._turnstile = Turnstile(TRANSFERS_AT_ONCE, TURN_SECONDS)
+        self._transfers = TransferLimit(TRANSFERS_AT_ONCE, TURN_SECONDS)
+        self._uploads = UploadCalls(coordinator, uploads, self._transfers)
         self._welcome = pb.Event(
             welcome=pb.Welcome(server_version=version("fedmpq"), chunk_bytes=CHUNK_BYTES)
         )
@@ -108,7 +71,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollResponse:
         async with answering(context):
             if not _NAME.fullmatch(request.name):
-                await _invalid(context, "a client's name has letters, digits and '_.-', at most 64")
+                await refuse_argument(context, "a client's name has letters, digits and '_.-', at most 64")
             await _check_budget(context, request.budget)
             if not looks_like_token(request.token):
                 await refuse(context, grpc.StatusCode.UNAUTHENTICATED, "that is no enrolment token")
@@ -134,31 +97,29 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Listen(self, request: pb.ListenRequest, context: Context) -> AsyncIterator[pb.Event]:
         async with answering(context):
-            client = await authenticate(context, self._store)
-            announcement = await self._announced(client, request, context)
+            client = await self._described(await authenticate(context, self._store), request, context)
             try:
-                connection = self._coordinator.hub.connect(announcement)
-            except HubFull as error:
+                connection = self._coordinator.connections.connect(client)
+            except TooManyConnections as error:
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: retry later")
             try:
                 connection.send(self._welcome)
                 self._coordinator.greet(connection)
-                while (event := await connection.next()) is not None:
+                while not isinstance(event := await connection.next(), str):
                     yield event
             finally:
-                self._coordinator.hub.disconnect(connection)
-            assert connection.closed is not None
-            await refuse(context, *_CLOSINGS[connection.closed])
+                self._coordinator.connections.disconnect(connection)
+            await refuse(context, *_CLOSINGS[event])
 
-    async def _announced(self, client: Client, request: pb.ListenRequest, context: Context) -> Announcement:
+    async def _described(self, client: Client, request: pb.ListenRequest, context: Context) -> Client:
+        """The client with what it says of itself now."""
         await _check_budget(context, request.budget)
         if not MIN_SAMPLES <= request.samples <= MAX_SAMPLES:
-            await _invalid(
+            await refuse_argument(
                 context, f"a client trains on {MIN_SAMPLES} samples or more, not on {request.samples}"
             )
         said = (request.budget, request.samples, _words(request.version), _words(request.engine))
-        await asyncio.to_thread(self._store.describe_client, client.client_id, *said, time.time())
-        return Announcement(client.client_id, client.name, *said)
+        return await asyncio.to_thread(self._store.describe_client, client.client_id, *said, time.time())
 
     # Download
 
@@ -166,7 +127,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         async with answering(context):
             client = await authenticate(context, self._store)
             if len(request.payload) != DIGEST_BYTES:
-                await _invalid(context, f"a payload is named by {DIGEST_BYTES} bytes")
+                await refuse_argument(context, f"a payload is named by {DIGEST_BYTES} bytes")
             if self._downloads[client.client_id] >= MAX_DOWNLOADS:
                 await refuse(
                     context,
@@ -175,7 +136,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             self._downloads[client.client_id] += 1
             try:
-                async with self._turnstile.passing(upload=False):
+                async with self._transfers.turn(upload=False):
                     at, size = request.offset, await self._size(request, context)
                     while at < size:
                         data = await self._piece(request.payload, at, context)
@@ -221,7 +182,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         async with answering(context):
             client = await authenticate(context, self._store)
             if request.format not in FORMATS and not is_path(request.format):
-                await _invalid(context, f"a model's format is one of {', '.join(FORMATS)}, or the run's own")
+                await refuse_argument(
+                    context, f"a model's format is one of {', '.join(FORMATS)}, or the run's own"
+                )
             part = await asyncio.to_thread(self._store.latest_part, client.client_id)
             if part is None:
                 await refuse(
@@ -252,190 +215,17 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def GetUpload(self, request: pb.GetUploadRequest, context: Context) -> pb.UploadStatus:
         async with answering(context):
             client = await authenticate(context, self._store)
-            if len(request.payload) != DIGEST_BYTES:
-                await _invalid(context, f"a payload is named by {DIGEST_BYTES} bytes")
-            phase = await _phase(request.phase, context)
-            receipt = await self._receipt(
-                client, request.run_id, request.round, phase, request.payload, context
-            )
-            if receipt is not None:
-                return pb.UploadStatus(receipt=receipt)
-            stored = await asyncio.to_thread(self._uploads.stored, client.client_id, request.payload)
-            return pb.UploadStatus(offset=stored)
-
-    async def _receipt(
-        self, client: Client, run_id: str, number: int, phase: Phase, payload: bytes, context: Context
-    ) -> pb.Receipt | None:
-        """The receipt of an update the server has; None if the client may send it; else it is refused."""
-        seat: Seat | None = None
-        if len(run_id) <= _MAX_WORDS and "\0" not in run_id and 1 <= number < 1 << 31:
-            seat = await asyncio.to_thread(self._store.seat_of, run_id, number, client.client_id, phase)
-        if seat is not None and seat.state == "updated" and seat.update == payload:
-            return _receipt(run_id, number, phase, payload, seat.receipt_id or "")
-        if seat is not None and seat.state == "rejected":
-            await _invalid(context, f"this client's update was rejected: {seat.reason}")
-        if seat is None or seat.state != "selected":
-            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, _not_selected(seat, number))
-        if self._coordinator.place(client.client_id, run_id, number, phase) is None:
-            run = await asyncio.to_thread(self._store.run, run_id)
-            if run.state in ENDED:
-                await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"the run is {run.state}")
-            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the run is being read from the store: retry")
-        return None
+            return await self._uploads.status(client, request, context)
 
     async def Upload(self, _: object, context: Context) -> pb.Receipt:
         async with answering(context):
             client = await authenticate(context, self._store)
-            mine = Receiving()
-            await self._take_place(client.client_id, mine)
-            try:
-                return await self._upload(client, mine, context)
-            finally:
-                mine.over.set()
-                if self._receiving.get(client.client_id) is mine:
-                    del self._receiving[client.client_id]
-
-    async def _take_place(self, client_id: str, mine: Receiving) -> None:
-        """An older upload of the client ends; one that is being checked does so with its receipt."""
-        older = self._receiving.get(client_id)
-        self._receiving[client_id] = mine
-        if older is not None:
-            older.replaced.set()
-            await older.over.wait()
-
-    async def _upload(self, client: Client, mine: Receiving, context: Context) -> pb.Receipt:
-        first = await self._read(mine, context)
-        if first is None or first.WhichOneof("part") != "header":
-            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "an upload begins with its header")
-        header = first.header
-        await self._check_header(header, context)
-        phase = await _phase(header.phase, context)
-        receipt = await self._receipt(client, header.run_id, header.round, phase, header.payload, context)
-        if receipt is not None:
-            return receipt
-        await self._check_size(header, phase, context)
-        await self._begin(client.client_id, header, context)
-        self._coordinator.note(client.client_id, "uploading")
-        async with self._turnstile.passing(upload=True):
-            await self._receive(client.client_id, header, mine, context)
-            return await self._accept(client.client_id, header, phase, context)
-
-    async def _check_header(self, header: pb.UploadHeader, context: Context) -> None:
-        if len(header.payload) != DIGEST_BYTES:
-            await _invalid(context, f"a payload is named by {DIGEST_BYTES} bytes")
-        if header.payload_bytes < 1:
-            await _invalid(context, "an update has at least one byte")
-        if header.offset > header.payload_bytes:
-            await refuse(context, grpc.StatusCode.OUT_OF_RANGE, "the offset is beyond the update's end")
-
-    async def _check_size(self, header: pb.UploadHeader, phase: Phase, context: Context) -> None:
-        active = self._coordinator.active
-        limit = active.upload_limit(phase) if active is not None else 0
-        if header.payload_bytes > limit:
-            await _invalid(
-                context, f"an update of {header.payload_bytes} bytes; the model's has at most {limit}"
-            )
-
-    async def _begin(self, client_id: str, header: pb.UploadHeader, context: Context) -> None:
-        stored = await asyncio.to_thread(self._uploads.stored, client_id, header.payload)
-        if header.offset > stored:
-            await refuse(
-                context,
-                grpc.StatusCode.OUT_OF_RANGE,
-                f"offset {header.offset} is beyond the {stored} bytes stored: ask GetUpload",
-            )
-        await asyncio.to_thread(self._uploads.begin, client_id, header.payload, header.offset)
-
-    async def _receive(
-        self, client_id: str, header: pb.UploadHeader, mine: Receiving, context: Context
-    ) -> None:
-        """The bytes from the offset to the end, into the client's file."""
-        at = header.offset
-        while (request := await self._read(mine, context)) is not None:
-            if request.WhichOneof("part") != "data":
-                await _invalid(context, "after its header an upload has nothing but data")
-            if at + len(request.data) > header.payload_bytes:
-                await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
-                await _invalid(context, f"more than the {header.payload_bytes} bytes that were announced")
-            await asyncio.to_thread(self._uploads.write, client_id, header.payload, at, request.data)
-            at += len(request.data)
-        if at < header.payload_bytes:
-            await _invalid(context, f"the upload ended at byte {at} of {header.payload_bytes}")
-
-    async def _read(self, mine: Receiving, context: Context) -> pb.UploadRequest | None:
-        """The next message; None at the end. Being replaced ends the call, read or not."""
-        reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
-        replaced = asyncio.ensure_future(mine.replaced.wait())
-        try:
-            await asyncio.wait({reading, replaced}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            replaced.cancel()
-            reading.cancel()
-            reading.add_done_callback(_forget)
-        if mine.replaced.is_set():
-            await refuse(
-                context, grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer upload of this client took its place"
-            )
-        request = reading.result()
-        return request if isinstance(request, pb.UploadRequest) else None
-
-    async def _accept(
-        self, client_id: str, header: pb.UploadHeader, phase: Phase, context: Context
-    ) -> pb.Receipt:
-        path: Path = self._uploads.path(client_id, header.payload)
-        address = client_id, header.run_id, header.round, phase
-        try:
-            receipt_id = await self._coordinator.accept(*address, header.payload, path)
-        except UpdateRefused as error:
-            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
-            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except Rejected as error:
-            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
-            await _invalid(context, f"the update was rejected: {error}")
-        except DamagedUpload as error:
-            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
-            if header.offset > 0:
-                # What was stored of it before a power cut may be at fault, and not its sender.
-                await refuse(context, grpc.StatusCode.UNAVAILABLE, f"{error}: send it again from the start")
-            await self._coordinator.reject(*address, str(error))
-            await _invalid(context, f"the update was rejected: {error}")
-        return _receipt(header.run_id, header.round, phase, header.payload, receipt_id)
-
-
-def _receipt(run_id: str, number: int, phase: Phase, payload: bytes, receipt_id: str) -> pb.Receipt:
-    return pb.Receipt(
-        run_id=run_id, round=number, payload=payload, receipt_id=receipt_id, phase=phase_to_message(phase)
-    )
-
-
-async def _phase(number: int, context: Context) -> Phase:
-    try:
-        return phase_from_message(number)
-    except WireError as error:
-        await _invalid(context, str(error))
-
-
-def _forget(reading: asyncio.Future[Any]) -> None:
-    """A read that broke after its call was over has nobody to tell."""
-    if not reading.cancelled():
-        reading.exception()
-
-
-async def _invalid(context: Context, message: str) -> NoReturn:
-    await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+            return await self._uploads.receive(client, context)
 
 
 async def _check_budget(context: Context, budget: float) -> None:
     if not (math.isfinite(budget) and 1 <= budget <= MAX_BITS):
-        await _invalid(context, f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
-
-
-def _not_selected(seat: Seat | None, number: int) -> str:
-    if seat is None:
-        return f"this client is not in round {number}"
-    if seat.state == "updated":
-        return f"round {number} has another update of this client"
-    return f"round {number} went on without this client: {seat.reason}"
+        await refuse_argument(context, f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
 
 
 def _words(text: str) -> str:

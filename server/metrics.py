@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fedmpq.server.rounds import Coordinator
+from fedmpq.server.coordinator import Coordinator
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,20 +35,20 @@ class ServerMetrics(Collector):
             ("download_bytes", tally.bytes_down, "payload bytes of merged rounds' assignments"),
         ):
             yield CounterMetricFamily(f"fedmpq_{name}", f"Since the server started: {what}.", value=value)
-        connected = len(self._coordinator.hub)
+        connected = len(self._coordinator.connections)
         yield GaugeMetricFamily("fedmpq_clients_connected", "Clients with an open stream.", value=connected)
         yield from self._run()
 
     def _run(self) -> Iterable[Metric]:
-        active, current = self._coordinator.active, self._coordinator.open
+        active, current = self._coordinator.active, self._coordinator.round
         if active is None:
             return
         gauges = [("round", active.model.round, "The last round merged of the run at work.")]
         if current is not None:
-            seats = current.round.seats
+            counts = current.counts()
             gauges += [
-                ("round_selected", len(seats), "Clients selected for the open round."),
-                ("round_updates", sum(s.state == "updated" for s in seats), "Updates it has."),
+                ("round_selected", counts["selected"], "Clients selected for the open round."),
+                ("round_updates", counts["updates"], "Updates it has."),
             ]
         for name, value, what in gauges:
             family = GaugeMetricFamily(f"fedmpq_{name}", what, labels=["run"])

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from fedmpq.server.authentication import Context, refuse
+from fedmpq.server.refusals import Context, refuse
 
 MAX_PUBLIC_STREAMS = 32
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

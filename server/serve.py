@@ -28,12 +28,12 @@ from fedmpq.proto import administration_pb2, federation_pb2
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads, open_blobs, sweep
-from fedmpq.server.connections import Hub
+from fedmpq.server.connections import Connections
+from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import ExportFailed, Exports, check_targets
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model import first_model
 from fedmpq.server.public_calls import PublicCallLimit
-from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import (
     ConfigError,
     RunConfig,
@@ -44,7 +44,9 @@ from fedmpq.server.run_config import (
     make_config,
 )
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.store import Run, Store
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.records import Run
+from fedmpq.server.store.sql import open_store
 from fedmpq.system.logs import say
 from fedmpq.system.private_files import write_private
 
@@ -211,14 +213,16 @@ async def _serve(settings: ServerSettings) -> int:
     stopped = asyncio.Event()
     _on_signals(loop, stopped)
     async with AsyncExitStack() as stack:
-        store = await asyncio.to_thread(Store.open, settings.state.database_url())
+        store = await asyncio.to_thread(open_store, settings.state.database_url())
         stack.callback(store.close)
         blobs = open_blobs(settings.blobs or str(settings.state.blobs))
         await asyncio.to_thread(lambda: sweep(blobs, store.blobs_in_use()))
-        hub = Hub(settings.max_clients)
+        connections = Connections(settings.max_clients)
         exports = Exports(settings.state.path, settings.blobs or str(settings.state.blobs))
-        coordinator = Coordinator(store, blobs, Outgoing(settings.state.path / "outgoing"), hub, exports)
-        queue = RunQueue(store, blobs, hub.changed.ring)
+        coordinator = Coordinator(
+            store, blobs, Outgoing(settings.state.path / "outgoing"), connections, exports
+        )
+        queue = RunQueue(store, blobs, connections.changed.ring)
         runs = [await queue.add(config) for config in settings.runs]
         conducting = asyncio.ensure_future(coordinator.conduct(settings.exit_when_done))
         if settings.metrics_port is not None:
@@ -229,7 +233,7 @@ async def _serve(settings: ServerSettings) -> int:
         say(log, "stopping", reason="a signal" if stopped.is_set() else "all runs have ended")
         if not stopped.is_set():
             await coordinator.farewell(FAREWELL_SECONDS)
-        await hub.drain(DRAIN_SECONDS)
+        await connections.drain(DRAIN_SECONDS)
         administration()
         await federation()
         coordinator.stop()
@@ -328,7 +332,7 @@ async def _stop_federation(server: grpc.aio.Server, coordinator: Coordinator, he
     """No new calls; streams end with UNAVAILABLE; transfers have a moment to finish."""
     await healthy.enter_graceful_shutdown()
     stopping = asyncio.ensure_future(server.stop(GRACE_SECONDS))
-    coordinator.hub.close_all("stopping")
+    coordinator.connections.close_all("stopping")
     await stopping
 
 

@@ -14,7 +14,9 @@ from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, open_blobs
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.store import Run, Store
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.records import Run
+from fedmpq.server.store.sql import open_store
 
 
 class StoredRunError(ValueError):
@@ -41,7 +43,7 @@ class StoredRun:
 def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | None = None) -> StoredRun:
     """The run of that name or id in the folder; without a name the newest. `blobs` if not in the folder."""
     state.require()
-    store = Store.open(state.database_url())
+    store = open_store(state.database_url())
     try:
         run = _find(store, state.path, name)
         return _read(store, open_blobs(blobs or str(state.blobs)), run)
@@ -59,8 +61,8 @@ def _find(store: Store, path: Path, name: str | None) -> Run:
 
 
 def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
-    handed_out = store.round(run.run_id, run.ready)
-    if handed_out is None or handed_out.model is None or handed_out.metrics is None:
+    handed_out = store.round(run.run_id, run.ready) if run.ready else None
+    if handed_out is None or handed_out.model is None:
         raise StoredRunError(_not_ready(run))
     graph = Graph.from_bytes(blobs.read(run.graph))
     config = make_config(run.config)

@@ -8,7 +8,8 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fedmpq.proto import administration_pb2 as pb
-from fedmpq.server.store import ENDED, Client, Member, Round, Run, Store
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.records import ENDED, Client, Member, Round, Run, TrainingRound
 
 
 def stored_status(store: Store) -> pb.ServerStatus:
@@ -24,7 +25,8 @@ def stored_status(store: Store) -> pb.ServerStatus:
 
 
 def stored_run(store: Store, run: Run) -> pb.RunStatus:
-    return run_status(run, _opened(store, run), store.round(run.run_id, run.round))
+    last = store.round(run.run_id, run.round) if run.round else None
+    return run_status(run, _opened(store, run), last)
 
 
 def _opened(store: Store, run: Run) -> Round | None:
@@ -32,7 +34,7 @@ def _opened(store: Store, run: Run) -> Round | None:
     return None if run.state in ENDED else store.current_round(run.run_id)
 
 
-def run_status(run: Run, opened: Round | None, last: Round | None) -> pb.RunStatus:
+def run_status(run: Run, opened: Round | None, last: TrainingRound | None) -> pb.RunStatus:
     """`opened` is the round that is open, `last` the one merged last."""
     status = pb.RunStatus(
         run_id=run.run_id,
@@ -48,10 +50,10 @@ def run_status(run: Run, opened: Round | None, last: Round | None) -> pb.RunStat
     if run.ended is not None:
         status.ended.CopyFrom(_timestamp(run.ended))
     if opened is not None:
-        status.selected = sum(seat.state != "cut" for seat in opened.seats)
-        status.updates = sum(seat.state == "updated" for seat in opened.seats)
-        status.phase = opened.phase
-    if last is not None and last.metrics is not None:
+        status.selected = len(opened.seats) - len(opened.seats_in("cut"))
+        status.updates = len(opened.seats_in("updated"))
+        status.phase = opened.address.phase
+    if last is not None:
         status.metrics.CopyFrom(round_metrics(last.metrics))
     return status
 
@@ -78,7 +80,7 @@ def client_status(client: Client, member: Member | None, opened: Round | None) -
     if member is None:
         return status
     status.client, status.bytes_up, status.bytes_down = member.client, member.bytes_up, member.bytes_down
-    status.bit_widths = bytes(member.dealt or ())
+    status.bit_widths = bytes(member.record.dealt or ())
     if member.accuracy is not None:
         status.accuracy = member.accuracy
     seat = next((seat for seat in opened.seats if seat.client == member.client), None) if opened else None

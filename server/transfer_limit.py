@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turnstile:
+class TransferLimit:
     """At most `limit` are inside, but for those who stay longer than `seconds`: they count no more.
 
     So a client that stalls holds the others up for that long and not for ever. Uploads go before downloads:
@@ -22,7 +22,7 @@ class Turnstile:
         self._downloads: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
-    async def passing(self, *, upload: bool) -> AsyncIterator[None]:
+    async def turn(self, *, upload: bool) -> AsyncIterator[None]:
         await self._enter(self._uploads if upload else self._downloads)
         inside = True
 

@@ -25,7 +25,7 @@ from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import NotRunning, administration
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.status_report import bytes_text, widths_text
-from fedmpq.server.store import Store
+from fedmpq.server.store.sql import open_store
 from fedmpq.server.stored_run import read_stored_run
 from fedmpq.server.stored_status import stored_status
 from tools.programs import FEDMPQ, Program, ProgramError, wait_until
@@ -86,7 +86,7 @@ def _federate() -> pb.ServerStatus:
         for program in (server, *boards):
             if program.wait(PATIENCE) != 0:
                 raise DemoError(f"{program.name} failed; see {program.log}")
-    store = Store.open(StateFolder(state).database_url())
+    store = open_store(StateFolder(state).database_url())
     try:
         return stored_status(store)
     finally:

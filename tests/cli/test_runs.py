@@ -12,7 +12,7 @@ import pytest
 from fedmpq.cli.main import main
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.store import Store
+from fedmpq.server.store.sql import open_store
 from tests.cli.administered import OLDER_ID, RUN_ID, Administered, administered
 
 Capture = pytest.CaptureFixture[str]
@@ -72,7 +72,7 @@ def test_an_empty_list_says_how_to_begin(server: Administered, state: Path, caps
 
 
 def test_without_a_server_the_folder_is_read(state: Path, capsys: Capture) -> None:
-    store = Store.open(StateFolder(state).database_url())
+    store = open_store(StateFolder(state).database_url())
     for name in ("first", "second"):
         store.queue_run(name, {"rounds": 7}, ["a", "b"], b"g" * 32, b"m" * 32, 1.9e9)
     store.close()

@@ -19,7 +19,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedmpq.cli.security_commands import ACTIONS, SecurityError
 from fedmpq.server.certificates import ALWAYS, CertificateError, hosts_of, read_authority, read_certificate
 from fedmpq.server.state_folder import StateError, StateFolder
-from fedmpq.server.store import NameTaken, Store, TokenRefused
+from fedmpq.server.store.errors import NameTaken, TokenRefused
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import TokenError, token_digest
 
 Capture = pytest.CaptureFixture[str]
@@ -43,7 +45,7 @@ def facts(capsys: Capture, action: str, *words: str | Path) -> dict[str, Any]:
 
 @contextmanager
 def store_of(state: Path) -> Iterator[Store]:
-    store = Store.open(StateFolder(state).database_url())
+    store = open_store(StateFolder(state).database_url())
     try:
         yield store
     finally:
@@ -166,7 +168,7 @@ def test_the_store_may_be_elsewhere(tmp_path: Path, database_url: str, capsys: C
     assert [entry["id"] for entry in facts(capsys, "token", "--list", "--state", state)["tokens"]] == [
         token["id"]
     ]
-    store = Store.open(database_url)
+    store = open_store(database_url)
     try:
         assert [record.token_id for record in store.list_tokens()] == [token["id"]]
     finally:

@@ -26,7 +26,8 @@ from fedmpq.method.state import ClientRecord
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.status_report import bytes_text, run_line, status_line, widths_text
-from fedmpq.server.store import Joining, NewSeat, RoundCommit, Store
+from fedmpq.server.store.records import Member, Seat, TrainingCommit
+from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
 from tests.cli.administered import RUN_ID, Administered, administered
 
@@ -179,16 +180,16 @@ def test_no_folder_at_all(tmp_path: Path, capsys: Capture) -> None:
 
 def committed_run(state: Path, calibrating: bool = False) -> None:
     """A store with a run of two rounds, one merged; open is the other, or the calibration of the first."""
-    store = Store.open(StateFolder(state).database_url())
+    store = open_store(StateFolder(state).database_url())
     try:
         token = make_token(datetime.now(timezone.utc))
         store.add_token(token.record)
         client_id = store.enrol(token.record.digest, "camera-1", 4.0, "1", b"s" * 32, None, time.time())
         stored = store.queue_run("night", {"rounds": 2}, ["a", "b"], b"g" * 32, b"m" * 32, 1.9e9)
-        seat = NewSeat(0, 4.0, 100, (4, 4), b"p" * 32, 10)
-        joining = [Joining(0, client_id, 4.0, 100)]
+        seat = Seat(0, (4, 4), b"p" * 32, 10)
+        members = [Member(client_id, ClientRecord(0, 4.0, 100))]
         options: Any = {"target": 1, "deadline": None, "seats": [seat], "now": 1.9e9}
-        store.open_round(stored.run_id, 1, joining=joining, bit_widths=(4, 4), **options)
+        store.open_round(stored.run_id, 1, members=members, bit_widths=(4, 4), **options)
         metrics = {
             "round": 1,
             "deployed_accuracy": {"4": 0.5},
@@ -206,7 +207,7 @@ def committed_run(state: Path, calibrating: bool = False) -> None:
             "calibrated_on": "",
         }
         record = ClientRecord(0, 4.0, 100, (4, 4), (3, 4))
-        result = RoundCommit(
+        result = TrainingCommit(
             round=1,
             last=False,
             ready=not calibrating,
@@ -223,7 +224,7 @@ def committed_run(state: Path, calibrating: bool = False) -> None:
         if calibrating:
             store.open_calibration(stored.run_id, 1, deadline=None, seats=[seat], now=1.9e9)
         else:
-            store.open_round(stored.run_id, 2, joining=[], bit_widths=(3, 4), **options)
+            store.open_round(stored.run_id, 2, members=[], bit_widths=(3, 4), **options)
     finally:
         store.close()
 
@@ -265,7 +266,7 @@ def test_a_calibration_that_the_folder_remembers(state: Path, capsys: Capture) -
 
 def test_a_round_that_an_aborted_run_left_open_is_over(state: Path, capsys: Capture) -> None:
     committed_run(state)
-    store = Store.open(StateFolder(state).database_url())
+    store = open_store(StateFolder(state).database_url())
     store.abort_run(store.list_runs()[0].run_id, "aborted by the operator", time.time())
     store.close()
     facts = json.loads(run(capsys, "--state", state, "--json")[1])

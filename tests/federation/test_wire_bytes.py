@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.store import Member, Store
+from fedmpq.server.store.records import Member
+from fedmpq.server.store.sql import open_store
 from tests.federation.federation import Federation
 from tools.tcp_proxy import Proxy
 
@@ -31,7 +32,7 @@ def test_a_round_costs_its_planes_and_side_tensors(tmp_path: Path) -> None:
 
 
 def only_member(federation: Federation) -> Member:
-    store = Store.open(StateFolder(federation.state).database_url())
+    store = open_store(StateFolder(federation.state).database_url())
     try:
         (member,) = store.members(store.list_runs()[0].run_id)
         return member

@@ -31,14 +31,15 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.blobs import Outgoing, Uploads, open_blobs
-from fedmpq.server.connections import Hub
+from fedmpq.server.connections import Connections
+from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.database import sqlite_url
 from fedmpq.server.exports import Exports
 from fedmpq.server.federation_service import FederationService
-from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.serve import OPTIONS
-from fedmpq.server.store import Run, Store
+from fedmpq.server.store.records import Run
+from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
 from tests.server.small_model import GRAPH, first_state
 from tests.server.stand_in import StandIn, made_up, nudge
@@ -112,12 +113,12 @@ class Federation:
         return f"127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        self.store = await asyncio.to_thread(Store.open, self.url)
+        self.store = await asyncio.to_thread(open_store, self.url)
         blobs = open_blobs(str(self.folder / "blobs"))
-        self.hub = Hub(self._max_clients)
+        self.connections = Connections(self._max_clients)
         exports = Exports(self.folder, str(self.folder / "blobs"))
         self.coordinator = Coordinator(
-            self.store, blobs, Outgoing(self.folder / "outgoing"), self.hub, exports
+            self.store, blobs, Outgoing(self.folder / "outgoing"), self.connections, exports
         )
         self.uploads = Uploads(self.folder / "uploads")
         service = FederationService(self.coordinator, self.uploads)
@@ -128,7 +129,7 @@ class Federation:
         self._conducting = asyncio.create_task(self.coordinator.conduct(exit_when_done=False))
 
     async def stop(self) -> None:
-        self.hub.close_all("stopping")
+        self.connections.close_all("stopping")
         await self._server.stop(1)
         self.coordinator.stop()
         assert self._conducting is not None
@@ -158,7 +159,7 @@ class Federation:
         graph, model = blobs.put(GRAPH.to_bytes()), blobs.put(pack_model(Tensors(weights, side)))
         names = [str(label) for label in range(5)]
         run = self.store.queue_run(config.name, config.to_dict(), names, graph, model, time.time())
-        self.hub.changed.ring()
+        self.connections.changed.ring()
         return run
 
     async def clients(self, *budgets: float, samples: int = 10, **more: Any) -> list[StandIn]:
@@ -188,11 +189,11 @@ class Federation:
         """Until `happened()` is true; it is asked after every change."""
         end = time.monotonic() + patience
         while True:
-            seen = self.hub.changed.count
+            seen = self.connections.changed.count
             if happened():
                 return
             assert time.monotonic() < end, "it did not happen"
-            await self.hub.changed.wait(seen, 0.5)
+            await self.connections.changed.wait(seen, 0.5)
 
 
 @asynccontextmanager

@@ -15,12 +15,12 @@ from fedmpq.cli import client_command, runs_command, server_command, split_comma
 from fedmpq.cli.security_commands import ACTIONS, BUNDLE_FILES
 from fedmpq.server import certificates, tokens
 from fedmpq.server.blobs import FolderBlobs, Outgoing
-from fedmpq.server.connections import Hub
+from fedmpq.server.connections import Connections
+from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import Exports
 from fedmpq.server.metrics import ServerMetrics
-from fedmpq.server.rounds import Coordinator
 from fedmpq.server.run_config import RunConfig, parse_config
-from fedmpq.server.store import Store
+from fedmpq.server.store.sql import open_store
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 SERVER = (DOCS / "server.md").read_text(encoding="utf-8")
@@ -82,10 +82,10 @@ def test_every_action_is_there() -> None:
 
 def test_every_metric_is_there(tmp_path: Path) -> None:
     async def names() -> set[str]:
-        store = Store.open(f"sqlite:///{tmp_path / 'fedmpq.db'}")
+        store = open_store(f"sqlite:///{tmp_path / 'fedmpq.db'}")
         exports = Exports(tmp_path, str(tmp_path / "blobs"))
         blobs, outgoing = FolderBlobs(tmp_path / "blobs"), Outgoing(tmp_path / "out")
-        coordinator = Coordinator(store, blobs, outgoing, Hub(1), exports)
+        coordinator = Coordinator(store, blobs, outgoing, Connections(1), exports)
         collected = list(ServerMetrics(coordinator).collect())
         store.close()
         return {family.name + ("_total" if family.type == "counter" else "") for family in collected}

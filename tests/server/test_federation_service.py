@@ -173,9 +173,9 @@ def test_the_newest_stream_wins(tmp_path: Path) -> None:
             assert await welcomed(new)
             error = await refused(old.read())
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert len(server.hub) == 1
+            assert len(server.connections) == 1
             await client.close()
-            await server.until(lambda: len(server.hub) == 0)
+            await server.until(lambda: len(server.connections) == 0)
 
     asyncio.run(scenario())
 
@@ -226,7 +226,7 @@ def test_a_stopping_server_says_so(tmp_path: Path) -> None:
             (client,) = await server.clients(4)
             stream = client.listen()
             assert await welcomed(stream)
-            server.hub.close_all("stopping")
+            server.connections.close_all("stopping")
             assert (await refused(stream.read())).code() is grpc.StatusCode.UNAVAILABLE
             await client.close()
 

@@ -17,7 +17,7 @@ from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.model.calibration import statistics_names
 from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
-from fedmpq.server import rounds
+from fedmpq.server import round_work
 from tests.server.loopback import (
     PATIENCE,
     close_all,
@@ -162,7 +162,6 @@ def test_over_selection_closes_with_the_fastest_and_tells_the_rest(tmp_path: Pat
             assert slow.receipts == {}, "what comes too late is refused"
             assert slow.measured == {}
             stored = server.store.round(run.run_id, 1)
-            assert stored is not None
             assert [seat.state for seat in stored.seats] == ["updated", "cut", "updated"]
             assert server.store.members(run.run_id)[1].strikes == 0
             await close_all(clients)
@@ -179,10 +178,9 @@ def test_a_deadline_closes_with_a_quorum(tmp_path: Path) -> None:
             silent.work = never  # type: ignore[method-assign]
             assert await run_all([quick, silent]) == ["finished"] * 2
             stored = server.store.round(run.run_id, 1)
-            assert stored is not None
             assert [seat.state for seat in stored.seats] == ["updated", "cut"]
             assert silent.cancelled == [1, 1]
-            measured = server.store.round(run.run_id, 1, "calibration")
+            measured = server.store.calibration(run.run_id, 1)
             assert measured is not None
             assert [seat.state for seat in measured.seats] == ["updated", "cut"]
 
@@ -201,7 +199,7 @@ def test_without_a_quorum_the_round_goes_on_with_those_who_are_here(tmp_path: Pa
             first, lost, spare = await server.clients(4, 4, 4)
             lost.work = never  # type: ignore[method-assign]
             running = [asyncio.create_task(client.run()) for client in (first, lost)]
-            await server.until(lambda: server.coordinator.open is not None)
+            await server.until(lambda: server.coordinator.round is not None)
             running[1].cancel()
             await asyncio.gather(running[1], return_exceptions=True)
             await lost.close()
@@ -210,7 +208,6 @@ def test_without_a_quorum_the_round_goes_on_with_those_who_are_here(tmp_path: Pa
             assert await run_all([spare]) == ["finished"]
             assert await asyncio.wait_for(running[0], PATIENCE) == "finished"
             stored = server.store.round(run.run_id, 1)
-            assert stored is not None
             assert {seat.client: seat.state for seat in stored.seats} == {
                 0: "updated",
                 1: "cut",
@@ -254,8 +251,6 @@ def test_a_rejected_update_costs_its_sender_and_not_the_round(tmp_path: Path) ->
             assert server.store.members(run.run_id)[1].strikes == 3
             for number in range(1, 7):
                 stored = server.store.round(run.run_id, number)
-                assert stored is not None
-                assert stored.metrics is not None
                 assert stored.metrics["updates"] == 2
             await close_all([*clients, spare])
 
@@ -312,7 +307,7 @@ def test_who_comes_later_joins_with_the_next_number(tmp_path: Path) -> None:
             await server.coordinator.abort(run.run_id)
             assert await asyncio.gather(*running) == ["aborted"] * 2
             members = server.store.members(run.run_id)
-            assert [(member.client, member.budget) for member in members] == [(0, 4.0), (1, 8.0)]
+            assert [(member.client, member.record.budget) for member in members] == [(0, 4.0), (1, 8.0)]
             await close_all([first, second])
 
     asyncio.run(scenario())
@@ -330,8 +325,6 @@ def test_accuracy_is_measured_on_test_data_and_is_no_reason_to_stop(tmp_path: Pa
                 (tmp_path / "test.npz").unlink()
             assert await run_all(await server.clients(4, 8)) == ["finished"] * 2
             stored = server.store.round(run.run_id, 2)
-            assert stored is not None
-            assert stored.metrics is not None
             assert stored.metrics["measured_by"] == ("" if lost else "server")
             assert set(stored.metrics["deployed_accuracy"]) == (set() if lost else {"4", "8"})
 
@@ -344,8 +337,6 @@ def test_without_test_data_clients_measure(tmp_path: Path) -> None:
             run = server.queue(small_config(rounds=1))
             assert await run_all(await server.clients(4, 8)) == ["finished"] * 2
             stored = server.store.round(run.run_id, 1)
-            assert stored is not None
-            assert stored.metrics is not None
             assert stored.metrics["measured_by"] == "clients"
             assert stored.metrics["deployed_accuracy"] == {"4": 0.5, "8": pytest.approx(5 / 11)}
 
@@ -381,14 +372,12 @@ def test_those_who_trained_measure_and_at_the_end_everybody_does(tmp_path: Path)
             assert await run_all(clients) == ["finished"] * 4
             for number in range(1, 6):
                 trained = server.store.round(run.run_id, number)
-                measured = server.store.round(run.run_id, number, "calibration")
-                assert trained is not None
+                measured = server.store.calibration(run.run_id, number)
                 assert (measured is not None) == (number in (2, 4, 5))
                 if measured is None:
                     continue
                 who = {seat.client for seat in measured.seats}
                 assert who == ({0, 1, 2, 3} if number == 5 else {seat.client for seat in trained.seats})
-                assert trained.metrics is not None
                 assert trained.metrics["calibrated_by"] == len(who)
                 assert trained.metrics["calibrated_on"] == "clients"
             assert server.store.run(run.run_id).ready == 5
@@ -416,8 +405,6 @@ def test_statistics_that_cannot_be_cost_their_sender_and_not_the_calibration(tmp
             assert "is possible with the model that was sent" in (refused[0].details() or "")
             assert [member.strikes for member in server.store.members(run.run_id)] == [0, 1, 0]
             stored = server.store.round(run.run_id, 1)
-            assert stored is not None
-            assert stored.metrics is not None
             assert (stored.metrics["calibrated_by"], stored.metrics["rejected"]) == (2, 1)
             others = expected_model(config, [(c.budget, c.samples) for c in clients], measuring={0, 2})
             assert same_model(server.model(), others)
@@ -443,7 +430,7 @@ def only_told(client: StandIn) -> list[grpc.aio.AioRpcError]:
 def test_a_board_that_is_gone_does_not_hold_up_a_calibration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(round_work, "AWAY_SECONDS", 0.5)
 
     async def scenario() -> None:
         async with federation(tmp_path) as server:
@@ -462,7 +449,7 @@ def test_a_board_that_is_gone_does_not_hold_up_a_calibration(
             await asyncio.gather(leaving, return_exceptions=True)
             await goes.close()
             assert await asyncio.wait_for(staying, PATIENCE) == "finished"
-            measured = server.store.round(run.run_id, 1, "calibration")
+            measured = server.store.calibration(run.run_id, 1)
             assert measured is not None
             assert [seat.state for seat in measured.seats] == ["updated", "cut"]
             await stays.close()
@@ -489,7 +476,7 @@ def test_a_calibration_that_nobody_answers_asks_others(tmp_path: Path) -> None:
             assert server.store.run(run.run_id).state == "running"
             assert await run_all([late]) == ["finished"]
             assert await asyncio.wait_for(running, PATIENCE) == "finished"
-            measured = server.store.round(run.run_id, 1, "calibration")
+            measured = server.store.calibration(run.run_id, 1)
             assert measured is not None
             assert {seat.client: seat.state for seat in measured.seats} == {0: "cut", 1: "updated"}
             await close_all([silent])
@@ -509,8 +496,6 @@ def test_the_server_measures_on_its_own_images(tmp_path: Path) -> None:
             assert await run_all(clients) == ["finished"] * 2
             assert all(client.measured == {} for client in clients)
             stored = server.store.round(run.run_id, 2)
-            assert stored is not None
-            assert stored.metrics is not None
             assert stored.metrics["calibrated_on"] == "server"
             assert server.store.run(run.run_id).ready == 2
             model = server.model()
@@ -538,7 +523,7 @@ def test_a_calibration_waits_while_the_run_is_paused(tmp_path: Path) -> None:
             client.work = pause_then_train  # type: ignore[method-assign]
             running = asyncio.create_task(client.run())
             await server.until(lambda: server.coordinator.waiting_for == "the operator")
-            assert server.store.round(run.run_id, 1, "calibration") is None
+            assert server.store.calibration(run.run_id, 1) is None
             await server.coordinator.resume(run.run_id)
             assert await asyncio.wait_for(running, PATIENCE) == "finished"
             await client.close()

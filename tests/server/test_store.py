@@ -1,66 +1,45 @@
-"""The store, on SQLite and on PostgreSQL: every fact, once, and for good."""
+"""What every store must do, whatever keeps it: the conformance suite, passed by SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import text
 
-from fedmpq.method.state import ClientRecord
-from fedmpq.server import database
-from fedmpq.server.database import DatabaseError, open_database, sqlite_url
-from fedmpq.server.store import (
-    CalibrationCommit,
-    Joining,
+from fedmpq.server.store.errors import (
     NameTaken,
-    NewSeat,
-    Round,
-    RoundCommit,
-    Run,
-    Store,
     StoreError,
+    StoreFailed,
     TokenRefused,
+    UnknownRound,
     UnknownRun,
     UpdateRefused,
 )
-from fedmpq.server.tokens import make_token
-
-NOW = 1_700_000_000.0
-MOMENT = datetime.fromtimestamp(NOW, timezone.utc)
-T = TypeVar("T")
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.records import Answer, Member, Round, RoundAddress, Seat
+from fedmpq.server.store.sql import open_store
+from tests.server.facts import (
+    MOMENT,
+    NOW,
+    add_token,
+    at_once,
+    calibrated,
+    commit,
+    enrol,
+    member,
+    open_calibration,
+    opened,
+    queue,
+    seat,
+)
 
 
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
-    opened = Store.open(database_url)
+    opened = open_store(database_url)
     yield opened
     opened.close()
-
-
-def add_token(
-    store: Store, uses: int | None = 1, days: float | None = None, name: str | None = None
-) -> bytes:
-    token = make_token(MOMENT, uses=uses, days=days, client_name=name)
-    store.add_token(token.record)
-    return token.record.digest
-
-
-def enrol(store: Store, token: bytes, name: str, secret: bytes = b"s" * 32, now: float = NOW) -> str:
-    return store.enrol(token, name, 4.0, "1", secret, None, now)
 
 
 # Tokens and clients
@@ -90,6 +69,17 @@ def test_an_enrolment_whose_answer_was_lost_is_repeated_for_nothing(store: Store
     known = store.client_by_id(client_id)
     assert known is not None
     assert known.secret_hash == b"t" * 32, "an identity in use keeps its secret"
+
+
+def test_what_a_client_says_of_itself_is_kept(store: Store) -> None:
+    client_id = enrol(store, add_token(store), "a")
+    described = store.describe_client(client_id, 2.0, 30, "2", "native", NOW + 1)
+    assert described == store.client_by_id(client_id)
+    said = described.budget, described.samples, described.version, described.engine, described.first_seen
+    assert said == (2.0, 30, "2", "native", NOW + 1)
+    assert store.describe_client(client_id, 2.0, 30, "2", "native", NOW + 2) == described
+    again = store.describe_client(client_id, 2.0, 31, "2", "native", NOW + 3)
+    assert (again.samples, again.first_seen) == (31, NOW + 1)
 
 
 def test_a_name_is_taken_until_its_client_is_revoked(store: Store) -> None:
@@ -141,28 +131,7 @@ def test_many_enrolments_at_once_do_not_overdraw_a_token(store: Store) -> None:
     assert len(store.list_clients()) == 3
 
 
-def at_once(work: Callable[[int], T], count: int) -> list[T]:
-    results: list[T] = []
-    barrier = threading.Barrier(count)
-
-    def one(number: int) -> None:
-        barrier.wait()
-        results.append(work(number))
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == count
-    return results
-
-
 # Runs
-
-
-def queue(store: Store, name: str = "run") -> Run:
-    return store.queue_run(name, {"rounds": 2}, ["cat", "dog"], b"g" * 32, b"m" * 32, NOW)
 
 
 def test_runs_wait_for_their_turn(store: Store) -> None:
@@ -197,65 +166,27 @@ def test_a_run_is_paused_resumed_and_aborted_but_not_twice(store: Store) -> None
 # Rounds
 
 
-def seat(client: int, payload: bytes = b"p" * 32) -> NewSeat:
-    return NewSeat(client, 4.0, 10 + client, (4, 4, 4), payload, 1000)
-
-
-def opened(store: Store, run: Run, clients: int = 2, number: int = 1) -> Round:
-    joining = []
-    if number == 1:
-        token = add_token(store, uses=None)
-        names = [f"{run.name}-{n}" for n in range(clients)]
-        joining = [Joining(n, enrol(store, token, name), 4.0, 10) for n, name in enumerate(names)]
-    return store.open_round(
-        run.run_id,
-        number,
-        target=clients,
-        deadline=None,
-        bit_widths=(4, 4, 4),
-        joining=joining,
-        seats=[seat(n) for n in range(clients)],
-        now=NOW,
-    )
-
-
-def commit(
-    number: int, last: bool = False, model: bytes = b"n" * 32, keep: int = 1, ready: bool = True
-) -> RoundCommit:
-    records = [ClientRecord(n, 4.0, 10, (4, 4, 4), (3, 4, 4)) for n in range(2)]
-    return RoundCommit(
-        round=number,
-        last=last,
-        ready=ready,
-        model=model,
-        bit_widths=(4, 4, 3),
-        records=records,
-        accuracies={0: 0.5},
-        bytes_up={0: 7, 1: 8},
-        bytes_down={0: 9, 1: 10},
-        metrics={"loss": 1.0},
-        keep_models=keep,
-    )
-
-
 def test_a_round_from_opening_to_commit(store: Store) -> None:
     run = queue(store)
     current = opened(store, run)
     assert [one.state for one in current.seats] == ["selected", "selected"]
     assert store.current_round(run.run_id) == current
     for client in range(2):
-        store.add_update(run.run_id, 1, client, bytes([client]) * 32, 100)
+        store.add_answer(RoundAddress(run.run_id, 1), client, bytes([client]) * 32, 100)
     assert store.blobs_in_use() == {b"g" * 32, b"m" * 32, bytes(32), b"\1" * 32}
     after = store.commit_round(run.run_id, commit(1), NOW)
     assert (after.round, after.model, after.bit_widths) == (1, b"n" * 32, (4, 4, 3))
     assert (after.bytes_up, after.bytes_down, after.state) == (15, 19, "running")
     members = store.members(run.run_id)
-    assert [member.returned for member in members] == [(3, 4, 4)] * 2
-    assert [member.accuracy for member in members] == [0.5, None]
-    assert [member.samples for member in members] == [10, 11], "as it was when dealt to"
+    assert [one.record.dealt for one in members] == [(4, 4, 4)] * 2
+    assert [one.record.returned for one in members] == [(3, 4, 4)] * 2
+    assert [one.accuracy for one in members] == [0.5, None]
+    assert [one.record.samples for one in members] == [10, 11], "a commit leaves what clients say alone"
     assert store.current_round(run.run_id) is None
     assert store.blobs_in_use() == {b"g" * 32, b"n" * 32}
     opened(store, run, number=2)
+    assert [one.record.samples for one in store.members(run.run_id)] == [20, 20], "as dealt to again"
+    assert [one.bytes_up for one in store.members(run.run_id)] == [7, 8], "and nothing else"
     ended = store.commit_round(run.run_id, commit(2, last=True, model=b"o" * 32), NOW + 1)
     assert (ended.state, ended.ended) == ("finished", NOW + 1)
     assert store.next_run() is None
@@ -269,23 +200,6 @@ def test_models_are_kept_as_long_as_asked(store: Store) -> None:
     assert store.blobs_in_use() == {b"g" * 32, b"\2" * 32, b"\3" * 32, b"\4" * 32}
 
 
-def calibrated(number: int, last: bool = False, model: bytes = b"c" * 32) -> CalibrationCommit:
-    return CalibrationCommit(
-        round=number,
-        last=last,
-        model=model,
-        accuracies={1: 0.75},
-        bytes_up={0: 1},
-        bytes_down={0: 2, 1: 3},
-        metrics={"loss": 1.0, "calibrated_by": 1},
-        keep_models=1,
-    )
-
-
-def open_calibration(store: Store, run: Run, number: int = 1) -> Round:
-    return store.open_calibration(run.run_id, number, deadline=NOW + 5, seats=[seat(0), seat(1)], now=NOW)
-
-
 def test_a_calibration_is_a_round_of_its_own_that_ends_the_run(store: Store) -> None:
     run = queue(store)
     opened(store, run)
@@ -294,25 +208,49 @@ def test_a_calibration_is_a_round_of_its_own_that_ends_the_run(store: Store) -> 
     store.commit_round(run.run_id, commit(1, ready=False), NOW)
     assert store.run(run.run_id).ready == 0
     current = open_calibration(store, run)
-    assert (current.phase, current.deadline) == ("calibration", NOW + 5)
-    assert store.current_round(run.run_id) == current
-    receipt = store.add_update(run.run_id, 1, 0, b"s" * 32, 50, "calibration")
-    assert store.add_update(run.run_id, 1, 0, b"s" * 32, 50, "calibration") == receipt
+    calibration = RoundAddress(run.run_id, 1, "calibration")
+    assert (current.address, current.deadline) == (calibration, NOW + 5)
+    assert current.trained == store.round(run.run_id, 1)
+    assert store.current_round(run.run_id) == store.calibration(run.run_id, 1) == current
+    receipt = store.add_answer(calibration, 0, b"s" * 32, 50)
+    assert store.add_answer(calibration, 0, b"s" * 32, 50) == receipt
     with pytest.raises(UpdateRefused):
-        store.add_update(run.run_id, 1, 0, b"t" * 32, 50)
+        store.add_answer(RoundAddress(run.run_id, 1), 0, b"t" * 32, 50)
     assert b"s" * 32 in store.blobs_in_use()
-    assert store.reject_update(run.run_id, 1, 1, "negative", "calibration")
+    assert store.reject_answer(calibration, 1, "negative")
     assert store.members(run.run_id)[1].strikes == 1
     done = store.commit_calibration(run.run_id, calibrated(1, last=True), NOW)
     assert (done.state, done.ready, done.model) == ("finished", 1, b"c" * 32)
     assert (done.bytes_up, done.bytes_down) == (15 + 1, 19 + 5)
     trained = store.round(run.run_id, 1)
-    assert trained is not None
     assert (trained.model, trained.metrics) == (b"c" * 32, {"loss": 1.0, "calibrated_by": 1})
     assert store.members(run.run_id)[1].accuracy == 0.75
     assert store.blobs_in_use() == {b"g" * 32, b"c" * 32}
     with pytest.raises(StoreError, match="not open"):
         store.commit_calibration(run.run_id, calibrated(1), NOW)
+
+
+def test_a_round_that_has_not_begun_is_unknown(store: Store) -> None:
+    run = queue(store)
+    with pytest.raises(UnknownRound, match=r"round 1 of run .* has not begun"):
+        store.round(run.run_id, 1)
+    assert store.current_round(run.run_id) is None
+    assert opened(store, run) == store.round(run.run_id, 1)
+    assert store.calibration(run.run_id, 1) is None
+    assert (store.round(run.run_id, 1).metrics, store.round(run.run_id, 1).model) == ({}, None)
+
+
+def test_a_number_in_a_run_is_one_client_s(store: Store) -> None:
+    run = queue(store)
+    opened(store, run)
+    before = store.members(run.run_id)
+    for taken in (member(0, before[1].client_id), member(7, before[0].client_id)):
+        with pytest.raises(StoreFailed):
+            store.reopen_round(
+                RoundAddress(run.run_id, 1), deadline=None, extended=True, cut=[], members=[taken], seats=[]
+            )
+    assert store.members(run.run_id) == before
+    assert store.round(run.run_id, 1).extended == 0, "all or nothing"
 
 
 def test_what_is_handed_out_is_kept_until_the_next_calibration(store: Store) -> None:
@@ -334,15 +272,18 @@ def test_what_is_handed_out_is_kept_until_the_next_calibration(store: Store) -> 
 def test_an_update_repeated_is_an_update_once(store: Store) -> None:
     run = queue(store)
     opened(store, run)
-    receipts = set(at_once(lambda _: store.add_update(run.run_id, 1, 0, b"u" * 32, 100), 8))
+    receipts = set(at_once(lambda _: store.add_answer(RoundAddress(run.run_id, 1), 0, b"u" * 32, 100), 8))
     assert len(receipts) == 1
     with pytest.raises(UpdateRefused):
-        store.add_update(run.run_id, 1, 0, b"v" * 32, 100)
+        store.add_answer(RoundAddress(run.run_id, 1), 0, b"v" * 32, 100)
     current = store.current_round(run.run_id)
     assert current is not None
-    assert [(one.state, one.update) for one in current.seats] == [("updated", b"u" * 32), ("selected", None)]
+    assert [one.state for one in current.seats] == ["updated", "selected"]
+    assert current.answers() == [(current.seats[0], Answer(b"u" * 32, 100, *receipts))]
     store.commit_round(run.run_id, commit(1), NOW)
-    assert {store.add_update(run.run_id, 1, 0, b"u" * 32, 100)} == receipts, "after the round, too"
+    assert {store.add_answer(RoundAddress(run.run_id, 1), 0, b"u" * 32, 100)} == receipts, (
+        "after the round, too"
+    )
 
 
 @pytest.mark.parametrize(("number", "client"), [(1, 5), (2, 0), (0, 0)])
@@ -350,30 +291,30 @@ def test_an_update_from_elsewhere_is_refused(store: Store, number: int, client: 
     run = queue(store)
     before = opened(store, run)
     with pytest.raises(UpdateRefused):
-        store.add_update(run.run_id, number, client, b"u" * 32, 100)
+        store.add_answer(RoundAddress(run.run_id, number), client, b"u" * 32, 100)
     assert store.current_round(run.run_id) == before
 
 
 def test_a_closed_round_takes_nothing_more(store: Store) -> None:
     run = queue(store)
     opened(store, run)
-    store.add_update(run.run_id, 1, 0, b"u" * 32, 100)
-    closed = store.close_round(run.run_id, 1, "too late")
+    store.add_answer(RoundAddress(run.run_id, 1), 0, b"u" * 32, 100)
+    closed = store.close_round(RoundAddress(run.run_id, 1), "too late")
     assert [one.state for one in closed.seats] == ["updated", "cut"]
     with pytest.raises(UpdateRefused):
-        store.add_update(run.run_id, 1, 1, b"v" * 32, 100)
-    assert store.close_round(run.run_id, 1, "again") == closed, "as after a crash"
+        store.add_answer(RoundAddress(run.run_id, 1), 1, b"v" * 32, 100)
+    assert store.close_round(RoundAddress(run.run_id, 1), "again") == closed, "as after a crash"
 
 
 def test_a_rejected_update_is_a_strike_once(store: Store) -> None:
     run = queue(store)
     opened(store, run)
-    assert store.reject_update(run.run_id, 1, 1, "bad")
-    assert not store.reject_update(run.run_id, 1, 1, "bad")
-    assert [member.strikes for member in store.members(run.run_id)] == [0, 1]
+    assert store.reject_answer(RoundAddress(run.run_id, 1), 1, "bad")
+    assert not store.reject_answer(RoundAddress(run.run_id, 1), 1, "bad")
+    assert [one.strikes for one in store.members(run.run_id)] == [0, 1]
     with pytest.raises(UpdateRefused):
-        store.add_update(run.run_id, 1, 1, b"u" * 32, 100)
-    found = store.seat_of(run.run_id, 1, store.members(run.run_id)[1].client_id)
+        store.add_answer(RoundAddress(run.run_id, 1), 1, b"u" * 32, 100)
+    found = store.seat_of(RoundAddress(run.run_id, 1), store.members(run.run_id)[1].client_id)
     assert found is not None
     assert (found.state, found.reason) == ("rejected", "bad")
 
@@ -381,14 +322,16 @@ def test_a_rejected_update_is_a_strike_once(store: Store) -> None:
 def test_a_reopened_round_has_new_clients_and_may_have_old_ones_again(store: Store) -> None:
     run = queue(store)
     opened(store, run)
-    joining = [Joining(2, enrol(store, add_token(store), "late"), 2.0, 7)]
+    late = member(2, enrol(store, add_token(store), "late"), budget=2.0, samples=7)
 
-    def reopen(cut: list[int], joining: list[Joining], seats: list[NewSeat]) -> Round:
+    def reopen(cut: list[int], members: list[Member], seats: list[Seat]) -> Round:
+        address = RoundAddress(run.run_id, 1)
         return store.reopen_round(
-            run.run_id, 1, deadline=NOW + 5, extended=True, cut=cut, joining=joining, seats=seats
+            address, deadline=NOW + 5, extended=True, cut=cut, members=members, seats=seats
         )
 
-    current = reopen([1], joining, [seat(2)])
+    current = reopen([1], [late], [seat(2)])
+    assert store.members(run.run_id)[2] == late
     assert [one.state for one in current.seats] == ["selected", "cut", "selected"]
     assert (current.extended, current.deadline) == (1, NOW + 5)
     current = reopen([], [], [seat(1)])
@@ -406,7 +349,6 @@ def test_nothing_of_a_commit_is_left_if_the_run_was_aborted(store: Store) -> Non
     assert store.run(run.run_id).round == 0
     assert store.members(run.run_id) == before
     stored = store.round(run.run_id, 1)
-    assert stored is not None
     assert stored.state == "open"
 
 
@@ -415,107 +357,8 @@ def test_a_round_opens_once(store: Store) -> None:
     opened(store, run)
     with pytest.raises(StoreError, match="moved on"):
         store.open_round(
-            run.run_id, 5, target=1, deadline=None, bit_widths=(4,), joining=[], seats=[], now=NOW
+            run.run_id, 5, target=1, deadline=None, bit_widths=(4,), members=[], seats=[], now=NOW
         )
     store.pause_run(run.run_id)
     with pytest.raises(StoreError):
         opened(store, run, number=1)
-
-
-# Durability and migrations
-
-_WRITER = """
-import sys
-from fedmpq.server.store import Store
-store = Store.open(sys.argv[1])
-for number in range(10_000):
-    print(store.add_update(sys.argv[2], 1, number, number.to_bytes(32, "big"), 1), flush=True)
-"""
-
-
-def test_what_was_acknowledged_survives_sigkill(database_url: str) -> None:
-    store = Store.open(database_url)
-    run = queue(store)
-    opened(store, run, clients=300)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, database_url, run.run_id], stdout=subprocess.PIPE, text=True
-    )
-    with writer:
-        assert writer.stdout is not None
-        receipts = [writer.stdout.readline().strip() for _ in range(40)]
-        writer.send_signal(signal.SIGKILL)
-        receipts += [line.strip() for line in writer.stdout if line.endswith("\n")]
-    store.close()
-    again = Store.open(database_url)
-    current = again.current_round(run.run_id)
-    again.close()
-    assert current is not None
-    kept = [one.receipt_id for one in current.seats if one.state == "updated"]
-    assert kept[: len(receipts)] == receipts
-    assert len(kept) <= len(receipts) + 1, "one may be stored and not yet acknowledged"
-
-
-def test_the_migrations_make_the_tables(database_url: str) -> None:
-    engine = open_database(database_url)
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), database.metadata) == []
-    engine.dispose()
-
-
-def test_a_database_of_the_first_version_is_taken_over(database_url: str) -> None:
-    """With a finished run and one in the middle of a round, as the version before left them."""
-    engine = database._make_engine(database_url)
-    with database.writing(engine) as connection:
-        config = Config()
-        config.set_main_option("script_location", "fedmpq.server:migrations")
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        for sequence, name, state, done in ((1, "old", "finished", 3), (2, "now", "running", 0)):
-            settings = {"name": name, "rounds": 3, "lasso": 0.01, "moved_statistics": True}
-            connection.execute(
-                text(
-                    "INSERT INTO runs (sequence, run_id, name, config, class_names, state, reason, graph, "
-                    "model, round, bytes_up, bytes_down, created) VALUES (:sequence, :name, :name, :config, "
-                    "'[]', :state, '', :blob, :blob, :done, 0, 0, 1.0)"
-                ),
-                {"sequence": sequence, "name": name, "config": json.dumps(settings), "state": state}
-                | {"done": done, "blob": b"b"},
-            )
-        connection.execute(
-            text(
-                "INSERT INTO rounds (run_id, round, state, target, opened, extended) "
-                "VALUES ('now', 1, 'open', 2, 1.0, 0)"
-            )
-        )
-    engine.dispose()
-    store = Store.open(database_url)
-    assert [run.ready for run in (store.run("old"), store.run("now"))] == [3, 0]
-    kept = store.run("old").config
-    assert (kept["statistics"], kept["lasso"]) == ("calibrated", None)
-    assert "moved_statistics" not in kept
-    current = store.current_round("now")
-    assert current is not None
-    assert (current.round, current.phase) == (1, "training")
-    store.close()
-
-
-def test_the_newest_migration_is_the_one_the_code_names() -> None:
-    config = Config()
-    config.set_main_option("script_location", "fedmpq.server:migrations")
-    assert ScriptDirectory.from_config(config).get_current_head() == database.SCHEMA_REVISION
-
-
-def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    url = sqlite_url(tmp_path / "fedmpq.db")
-    engine = open_database(url)
-    with database.writing(engine) as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    engine.dispose()
-    with pytest.raises(DatabaseError, match="9999"):
-        open_database(url)
-
-
-@pytest.mark.parametrize("url", ["nonsense", "oracle9://x/y"])
-def test_a_bad_url_is_named(url: str) -> None:
-    with pytest.raises(DatabaseError, match="postgresql"):
-        open_database(url)

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmpq.server.store import Store, TokenRefused
+from fedmpq.server.store.errors import TokenRefused
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import TokenError, looks_like_token, make_token, token_digest, token_id_of
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -21,7 +23,7 @@ NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
-    store = Store.open(database_url)
+    store = open_store(database_url)
     try:
         yield store
     finally:

@@ -1,0 +1,288 @@
+"""The loop over the runs: take up what is open, go from round to round, finish, then the next run.
+
+What happens within a round is `RoundInProgress`. After a crash the stored facts are read again and the loop
+goes on: the open round has the same clients, their payloads are made again, and the answers that were
+acknowledged are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedmpq.method.aggregate import MergeError
+from fedmpq.server.active_run import ActiveRun, ReplayError
+from fedmpq.server.blobs import BlobError, Blobs, Outgoing
+from fedmpq.server.connections import Connection, Connections
+from fedmpq.server.exports import ExportFailed, Exports
+from fedmpq.server.farewells import Farewells
+from fedmpq.server.resources import Ended, Resources, Stopped, Tally
+from fedmpq.server.round_events import run_ended
+from fedmpq.server.round_in_progress import RoundInProgress
+from fedmpq.server.round_opening import open_next, take_up
+from fedmpq.server.store.errors import StoreError, UpdateRefused
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.records import RoundAddress, Run, Seat
+from fedmpq.system.logs import say
+
+T = TypeVar("T")
+log = logging.getLogger("fedmpq.server")
+
+RETRY_SECONDS = 5.0
+
+
+class Coordinator:
+    """Conducts the runs in the store, one after the other."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        outgoing: Outgoing,
+        connections: Connections,
+        exports: Exports,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.blobs = blobs
+        self.outgoing = outgoing
+        self.connections = connections
+        self.exports = exports
+        self.active: ActiveRun | None = None
+        """The run at work; None: there is none."""
+        self.round: RoundInProgress | None = None
+        """Its open round; None: the next one is not open yet."""
+        self.loading = True
+        """Whether the run at work is still being read from the store: what it has is then not all known."""
+        self._resources = Resources(store, blobs, outgoing, connections, clock)
+        self._clock = clock
+        self._farewells = Farewells(connections)
+        self._uninterrupted: set[asyncio.Task[Any]] = set()
+
+    @property
+    def tally(self) -> Tally:
+        return self._resources.tally
+
+    @property
+    def waiting_for(self) -> str:
+        """What the run at work waits for, for the operator's eyes."""
+        return self._resources.waiting_for
+
+    # The loop
+
+    async def conduct(self, exit_when_done: bool) -> None:
+        """Run after run, until told to stop, or until none is left if `exit_when_done`."""
+        await asyncio.to_thread(self._resources.remember_blobs)
+        last = await self._owe_farewells()
+        if last is not None:
+            # A server that was killed may not have come to it; no later run has begun before.
+            await self._export(last)
+        try:
+            while True:
+                seen = self.connections.changed.count
+                self._resources.check_stop()
+                run = await asyncio.to_thread(self.store.next_run)
+                if run is not None:
+                    await self._conduct_run(run)
+                    continue
+                self.loading = False
+                if exit_when_done:
+                    return
+                await self.connections.changed.wait(seen)
+        except Stopped:
+            return
+
+    def stop(self) -> None:
+        """Begin nothing new; `conduct` returns when what is under way is stored."""
+        self._resources.stopping = True
+        self.connections.changed.ring()
+
+    async def _conduct_run(self, run: Run) -> None:
+        """One run to its end. A disk or database that fails is tried again, from the stored facts."""
+        try:
+            self.loading = True
+            active = await self._take_up(run)
+            self.loading = False
+            await self._rounds(active)
+        except Ended:
+            pass
+        except OSError as error:
+            say(log, "the store failed; trying again", level=logging.ERROR, run=run.name, error=str(error))
+            self.loading, self.round = True, None
+            await self._pause_before_retry()
+            return
+        except (BlobError, MergeError, ReplayError) as error:
+            say(log, "the run cannot go on", level=logging.ERROR, run=run.name, error=str(error))
+            await asyncio.to_thread(self.store.abort_run, run.run_id, str(error), self._clock())
+        await self._finish(run.run_id)
+
+    async def _pause_before_retry(self) -> None:
+        end = time.monotonic() + RETRY_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            seen = self.connections.changed.count
+            self._resources.check_stop()
+            await self.connections.changed.wait(seen, left)
+
+    async def _take_up(self, run: Run) -> ActiveRun:
+        """The run where it was left, with the round it has open."""
+        load = self._resources.workers.merge(ActiveRun.load, self.store, self.blobs, run)
+        active = self.active = await load
+        stored = await asyncio.to_thread(self.store.current_round, run.run_id)
+        if stored is None:
+            await asyncio.to_thread(self.outgoing.keep_only, ())
+            return active
+        current = self.round = await take_up(self._resources, active, stored)
+        phase, number = stored.address.phase, stored.address.number
+        say(log, f"{phase} goes on", run=run.name, round=number, **current.counts())
+        current.assign()
+        return active
+
+    async def _rounds(self, active: ActiveRun) -> None:
+        """Until the run has ended, which raises Ended."""
+        while True:
+            self._resources.check_run(active.run)
+            try:
+                if self.round is None:
+                    self._begin(await open_next(self._resources, active))
+                else:
+                    await self._go_through(self.round)
+            except StoreError:
+                # Paused or aborted meanwhile?
+                await self._reread(active)
+
+    def _begin(self, opened: RoundInProgress) -> None:
+        self.round = opened
+        self._resources.waiting_for = ""
+        opened.assign()
+        self.connections.changed.ring()
+
+    async def _go_through(self, current: RoundInProgress) -> None:
+        await current.collect()
+        await current.merge()
+        self.round = None
+        self.connections.changed.ring()
+
+    async def _reread(self, active: ActiveRun) -> None:
+        """The store refused a step; that is in order if the operator stopped the run, and a fault if not."""
+        run = await asyncio.to_thread(self.store.run, active.run.run_id)
+        if run.state == "running" or run.round != active.model.round:
+            raise ReplayError(
+                f"run {run.name!r} is not as this server left it; is another one at work on it?"
+            )
+        active.run = run
+
+    async def _finish(self, run_id: str) -> None:
+        """Tell everyone that the run is over and forget what only it needed."""
+        run = await asyncio.to_thread(self.store.run, run_id)
+        await self._export(run)
+        if self.round is not None:
+            self.round.cancel(self.round.stored.seats_in("selected"), "the run was aborted")
+        self.active = self.round = None
+        await self._owe_farewells()
+        self._farewells.tell_connected()
+        await asyncio.to_thread(self._resources.sweep)
+        say(log, f"run {run.state}", run=run.name, rounds=run.round, reason=run.reason or None)
+        self.connections.changed.ring()
+
+    async def _owe_farewells(self) -> Run | None:
+        """The run that ended last, whose clients are to hear of it; None: no run has ended.
+
+        A server that was killed may not have told everyone.
+        """
+        last = await asyncio.to_thread(self.store.last_ended)
+        if last is not None:
+            members = await asyncio.to_thread(self.store.members, last.run_id)
+            self._farewells.owe([member.client_id for member in members], run_ended(last))
+        return last
+
+    async def _export(self, run: Run) -> None:
+        """The model files the run asks for. It is finished without them too, so a failure is only told."""
+        wanted = run.config.get("export", ()) if run.state == "finished" else ()
+        if all(self.exports.has(run, each) for each in wanted):
+            return
+        self._resources.waiting_for = "the export"
+        try:
+            made = [await self.exports.make(run, each) for each in wanted]
+        except (ExportFailed, OSError) as error:
+            say(log, "no model files", level=logging.ERROR, run=run.name, error=str(error))
+        else:
+            say(log, "model files made", run=run.name, files=sum(map(len, made)))
+
+    # What the services ask for
+
+    def greet(self, connection: Connection) -> None:
+        """What a client that has just connected must know: its unfinished work, or that the run is over."""
+        if self.round is not None:
+            self.round.greet(connection)
+        elif self.active is None:
+            self._farewells.tell(connection)
+
+    async def farewell(self, seconds: float) -> None:
+        """Until every client of the last run knows that it is over, but no longer than this."""
+        await self._farewells.all_told(seconds)
+
+    def place(self, client_id: str, address: RoundAddress) -> Seat | None:
+        """The client's seat in the open round, if that is the round it speaks of."""
+        return None if self.round is None else self.round.place(client_id, address)
+
+    def note_upload(self, client_id: str) -> None:
+        """A client has begun to upload, for the operator's eyes."""
+        if self.round is not None:
+            self.round.note(client_id, "uploading")
+
+    def note_download(self, client_id: str) -> None:
+        """A client has downloaded what it works on."""
+        if self.round is not None:
+            self.round.note(client_id, self.round.work.activity)
+
+    async def accept(self, client_id: str, address: RoundAddress, name: bytes, file: Path) -> str:
+        """Check an update or calibration that has arrived whole in `file` and make it durable; its receipt.
+
+        Raises Rejected, UpdateRefused or DamagedUpload. Goes on to its end if the caller goes away.
+        """
+        current, seat = self.round, self.place(client_id, address)
+        if current is None or seat is None:
+            raise UpdateRefused(f"round {address.number} is over, or this client is not in it")
+        return await self._to_the_end(current.accept(client_id, seat, name, file))
+
+    async def reject(self, client_id: str, address: RoundAddress, reason: str) -> None:
+        """Count a bad upload against its sender."""
+        current, seat = self.round, self.place(client_id, address)
+        if current is not None and seat is not None:
+            await self._to_the_end(current.reject(seat, reason))
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """A call that its client cancels half-way must not leave the store ahead of what is known here."""
+        task = asyncio.ensure_future(work)
+        self._uninterrupted.add(task)
+        task.add_done_callback(self._uninterrupted.discard)
+        return await asyncio.shield(task)
+
+    async def settled(self) -> None:
+        """When no update is half-way any more; none can be accepted after this."""
+        while self._uninterrupted:
+            await asyncio.wait(self._uninterrupted)
+        self._resources.workers.shutdown()
+
+    # What the operator asks for
+
+    async def pause(self, run_id: str) -> Run:
+        return self._controlled(await asyncio.to_thread(self.store.pause_run, run_id))
+
+    async def resume(self, run_id: str) -> Run:
+        return self._controlled(await asyncio.to_thread(self.store.resume_run, run_id))
+
+    async def abort(self, run_id: str) -> Run:
+        run = await asyncio.to_thread(self.store.abort_run, run_id, "aborted by the operator", self._clock())
+        return self._controlled(run)
+
+    def _controlled(self, run: Run) -> Run:
+        if self.active is not None and self.active.run.run_id == run.run_id:
+            self.active.run = run
+        say(log, f"run {run.state}", run=run.name, reason=run.reason or None)
+        self.connections.changed.ring()
+        return run

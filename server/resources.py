@@ -1,0 +1,110 @@
+"""What the loop over the runs and the round it has open work with, and how either is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from fedmpq.server.blobs import Blobs, Outgoing
+from fedmpq.server.connections import Connections
+from fedmpq.server.store.protocol import Store
+from fedmpq.server.store.records import ENDED, Run
+
+T = TypeVar("T")
+
+CHECKS_AT_ONCE = 2
+"""Uploads that are parsed at the same time: each needs memory for a model."""
+
+
+class Stopped(Exception):
+    """The server is stopping."""
+
+
+class Ended(Exception):
+    """The run at work is over: finished or aborted."""
+
+
+@dataclass
+class Tally:
+    """Counts since the server started, for the metrics."""
+
+    rounds: int = 0
+    calibrations: int = 0
+    updates: int = 0
+    rejected: int = 0
+    cut: int = 0
+    extended: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    round_seconds: float = 0.0
+
+
+class Workers:
+    """Threads for whole models, apart from the others: the allocator keeps, for each thread, what its largest
+    piece of work needed."""
+
+    def __init__(self) -> None:
+        self._checkers = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="check")
+        self._merger = ThreadPoolExecutor(1, thread_name_prefix="merge")
+
+    async def check(self, work: Callable[..., T], *arguments: Any) -> T:
+        """A few at a time."""
+        return await _run(self._checkers, work, *arguments)
+
+    async def merge(self, work: Callable[..., T], *arguments: Any) -> T:
+        """One piece at a time."""
+        return await _run(self._merger, work, *arguments)
+
+    def shutdown(self) -> None:
+        self._checkers.shutdown()
+        self._merger.shutdown()
+
+
+async def _run(threads: Executor, work: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, partial(work, *arguments))
+
+
+@dataclass
+class Resources:
+    store: Store
+    blobs: Blobs
+    outgoing: Outgoing
+    connections: Connections
+    clock: Callable[[], float] = time.time
+    workers: Workers = field(default_factory=Workers)
+    tally: Tally = field(default_factory=Tally)
+    waiting_for: str = ""
+    """What the run at work waits for, for the operator's eyes."""
+    stopping: bool = False
+    _blobs_in_use: set[bytes] = field(default_factory=set)
+    """As of the last sweep."""
+
+    def check_stop(self) -> None:
+        if self.stopping:
+            raise Stopped
+
+    def check_run(self, run: Run) -> None:
+        """Before every step of a run: it may be over, or the server be stopping."""
+        self.check_stop()
+        if run.state in ENDED:
+            raise Ended
+
+    def sweep(self, merged: Iterable[bytes] = ()) -> None:
+        """Delete merged answers, models that are kept no longer, and the round's outgoing payloads."""
+        with self.blobs.lock:
+            for name in merged:
+                self.blobs.delete(name)
+            in_use = self.store.blobs_in_use()
+            for name in self._blobs_in_use - in_use:
+                self.blobs.delete(name)
+            self._blobs_in_use = in_use
+        self.outgoing.keep_only(())
+
+    def remember_blobs(self) -> None:
+        """So that the next sweep knows what has gone out of use since."""
+        self._blobs_in_use = self.store.blobs_in_use()

@@ -1,0 +1,322 @@
+"""The open round: who has a place in it, what they send, when it closes and what it comes to.
+
+Everything it knows is stored before it acts on it, so that after a crash another one goes on from the stored
+facts. It lives in the event loop and hands what blocks to threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedmpq.exchange.wire import digest
+from fedmpq.server.active_run import ActiveRun
+from fedmpq.server.connections import Connection
+from fedmpq.server.resources import Resources
+from fedmpq.server.round_events import run_described, work_assigned, work_cancelled
+from fedmpq.server.round_work import Merged, RoundWork, Seating
+from fedmpq.server.store.errors import UpdateRefused
+from fedmpq.server.store.records import Answer, Client, Member, Round, RoundAddress, Seat
+from fedmpq.server.validation import Rejected
+from fedmpq.system.logs import say
+
+log = logging.getLogger("fedmpq.server")
+
+NOBODY = Seating((), ())
+
+
+class DamagedUpload(RuntimeError):
+    """The bytes that arrived have another hash than announced, perhaps for a fault of the server's disk."""
+
+
+class RoundInProgress:
+    """A round or calibration from its opening to its merge."""
+
+    def __init__(self, resources: Resources, work: RoundWork, stored: Round) -> None:
+        self.work = work
+        self.active = work.active
+        self.stored = stored
+        """The round as the store has it."""
+        self.doing: dict[int, str] = {}
+        """By client: "training", "measuring" or "uploading"; only for the operator's eyes."""
+        self._resources = resources
+        self._connections = resources.connections
+        self._store = resources.store
+        self._since = resources.clock()
+        """When this process began to wait for the round's clients."""
+        # What the store says of the round, and `stored`, change together.
+        self._lock = asyncio.Lock()
+
+    # Placing
+
+    def place(self, client_id: str, address: RoundAddress) -> Seat | None:
+        """The client's seat, if this is the round it speaks of."""
+        member = self.active.members.get(client_id)
+        if member is None or address != self.stored.address:
+            return None
+        return self._seat(member.client)
+
+    def _seat(self, client: int) -> Seat | None:
+        return next((seat for seat in self.stored.seats if seat.client == client), None)
+
+    def assign(self) -> None:
+        """Send their work to all who have not answered and are connected; the others get it when they are."""
+        for seat in self.stored.seats_in("selected"):
+            self._assign(seat)
+
+    def greet(self, connection: Connection) -> None:
+        """A client that has just connected gets its unfinished work."""
+        seat = self.place(connection.client.client_id, self.stored.address)
+        if seat is not None and seat.state == "selected":
+            self._send_work(connection, seat)
+
+    def _assign(self, seat: Seat) -> None:
+        connection = self._connections.get(self.active.client_id(seat.client))
+        if connection is not None:
+            self._send_work(connection, seat)
+
+    def _send_work(self, connection: Connection, seat: Seat) -> None:
+        if connection.described != self.active.run.run_id:
+            connection.send(run_described(self.active))
+            connection.described = self.active.run.run_id
+        deadline = self.stored.deadline
+        left = 0.0 if deadline is None else max(0.001, deadline - self._resources.clock())
+        connection.send(work_assigned(self.work, seat, left))
+
+    def cancel(self, seats: Iterable[Seat], reason: str) -> None:
+        """Tell these clients that the round goes on, or ends, without them."""
+        event = work_cancelled(self.stored.address, reason)
+        for seat in seats:
+            self._connections.send(self.active.client_id(seat.client), event)
+
+    def note(self, client_id: str, doing: str) -> None:
+        """What a client is doing, for the operator's eyes."""
+        if (member := self.active.members.get(client_id)) is not None:
+            self.doing[member.client] = doing
+            self._connections.changed.ring()
+
+    # Accepting and rejecting
+
+    async def accept(self, client_id: str, seat: Seat, name: bytes, file: Path) -> str:
+        """Check an answer that has arrived whole in `file` and make it durable; its receipt.
+
+        Raises Rejected, UpdateRefused or DamagedUpload.
+        """
+        samples = self.active.members[client_id].record.samples
+        if (connection := self._connections.get(client_id)) is not None:
+            samples = max(samples, connection.client.samples)
+        try:
+            size = await self._resources.workers.check(self._check_and_keep, seat, samples, name, file)
+        except Rejected as rejected:
+            await self.reject(seat, str(rejected))
+            raise
+        async with self._lock:
+            try:
+                receipt_id = await asyncio.to_thread(
+                    self._store.add_answer, self.stored.address, seat.client, name, size
+                )
+            except UpdateRefused:
+                await asyncio.to_thread(self._resources.blobs.delete, name)
+                raise
+            if (known := self._seat(seat.client)) is not None and known.state == "selected":
+                self._change(replace(known, state="updated", answer=Answer(name, size, receipt_id)))
+                self._resources.tally.updates += 1
+        self._connections.changed.ring()
+        return receipt_id
+
+    def _check_and_keep(self, seat: Seat, max_samples: int, name: bytes, file: Path) -> int:
+        """The size of an answer that is good, and now durable as a blob."""
+        data = file.read_bytes()
+        if digest(data) != name:
+            raise DamagedUpload("the bytes that arrived have another hash than the header says")
+        self.work.check(data, seat, max_samples)
+        self._resources.blobs.adopt(file, name)
+        return len(data)
+
+    async def reject(self, seat: Seat, reason: str) -> None:
+        """Count a bad answer against its sender."""
+        async with self._lock:
+            rejected = await asyncio.to_thread(
+                self._store.reject_answer, self.stored.address, seat.client, reason
+            )
+            if not rejected:
+                return
+            self._change(replace(seat, state="rejected", reason=reason))
+            self.active.strike(seat.client)
+        self._resources.tally.rejected += 1
+        what = f"{self.work.answer_name} rejected"
+        self._say(what, level=logging.WARNING, client=seat.client, reason=reason)
+        self._connections.changed.ring()
+
+    def _change(self, changed: Seat) -> None:
+        seats = tuple(changed if seat.client == changed.client else seat for seat in self.stored.seats)
+        self.stored = replace(self.stored, seats=seats)
+
+    # Collecting
+
+    async def collect(self) -> None:
+        """Until the round can close."""
+        while True:
+            seen = self._connections.changed.count
+            self._resources.check_run(self.active.run)
+            answered, pending = len(self.stored.answers()), self.stored.seats_in("selected")
+            needed, late = self.work.needed, self._is_late()
+            if answered >= needed and (not pending or late or self._is_enough(pending)):
+                return
+            if late:
+                await self._extend(needed - answered)
+                continue
+            if (missing := needed - answered - len(pending)) > 0 and await self._refill(missing):
+                continue
+            self._resources.waiting_for = self.work.progress(answered, len(self.stored.seats))
+            await self._connections.changed.wait(seen, self._seconds_to_wait())
+
+    def _is_late(self) -> bool:
+        deadline = self.stored.deadline
+        return deadline is not None and self._resources.clock() >= deadline
+
+    def _is_enough(self, pending: Sequence[Seat]) -> bool:
+        all_away = not any(self._is_here(seat) for seat in pending)
+        return self.work.is_enough(all_away=all_away, waited=self._resources.clock() - self._since)
+
+    def _is_here(self, seat: Seat) -> bool:
+        return self._connections.get(self.active.client_id(seat.client)) is not None
+
+    def _seconds_to_wait(self) -> float | None:
+        """Until time alone may change something; None: it cannot."""
+        moments = [self._since + seconds for seconds in self.work.patience]
+        if self.stored.deadline is not None:
+            moments.append(self.stored.deadline)
+        now = self._resources.clock()
+        return min((moment - now for moment in moments if moment > now), default=None)
+
+    async def _refill(self, missing: int) -> bool:
+        """Other clients for those whose answers were rejected; False: there are none now."""
+        others = await self._others()
+        if others:
+            seating = await self._deal_to(others, missing)
+            await self._reopen(seating, deadline=self.stored.deadline, extended=False, cut=())
+        return bool(others)
+
+    async def _extend(self, missing: int) -> None:
+        """The deadline passed without a quorum: those who went away give up their places to others."""
+        pending = self.stored.seats_in("selected")
+        gone = [seat.client for seat in pending if not self._is_here(seat)]
+        others = await self._others()
+        here = len(pending) - len(gone)
+        count = self.work.replacements(missing=missing - here, available=len(others))
+        seating = await self._deal_to(others, count) if count else NOBODY
+        deadline = self.work.deadline(self._resources.clock())
+        await self._reopen(seating, deadline=deadline, extended=True, cut=gone[:count])
+        self._resources.tally.extended += 1
+        phase = self.stored.address.phase
+        self._say("round extended", level=logging.WARNING, phase=phase, **self.counts())
+
+    async def _others(self) -> list[Client]:
+        """Connected clients that have no place in the round, or lost it."""
+        places = {self.active.client_id(seat.client): seat.state for seat in self.stored.seats}
+        ready = await selectable(self._resources, self.active)
+        return [client for client in ready if places.get(client.client_id, "cut") == "cut"]
+
+    async def _deal_to(self, others: Sequence[Client], count: int) -> Seating:
+        outgoing = self._resources.outgoing
+        return await self._resources.workers.merge(self.work.seat, others, count, outgoing)
+
+    async def _reopen(
+        self, seating: Seating, *, deadline: float | None, extended: bool, cut: Sequence[int]
+    ) -> None:
+        """The round goes on with others in it, and without `cut`."""
+
+        def store() -> tuple[Round, list[Member]]:
+            address = self.stored.address
+            reopened = self._store.reopen_round(
+                address,
+                deadline=deadline,
+                extended=extended,
+                cut=cut,
+                members=seating.members,
+                seats=seating.seats,
+            )
+            return reopened, self._store.members(address.run_id)
+
+        self._resources.check_run(self.active.run)
+        async with self._lock:
+            self.stored, members = await asyncio.to_thread(store)
+            self.active.seated(self.active.model.bit_widths, members)
+        self._resources.tally.cut += len(cut)
+        self.cancel(
+            [seat for seat in self.stored.seats_in("cut") if seat.client in cut], "the deadline passed"
+        )
+        new = {seat.client for seat in seating.seats}
+        for seat in self.stored.seats:
+            if seat.client in new:
+                self._assign(seat)
+
+    # Merging
+
+    async def merge(self) -> None:
+        """Close the round and merge its answers; the run at work has the new model then."""
+        if pending := self.stored.seats_in("selected"):
+            await self._close(pending)
+        self._resources.waiting_for = "the merge"
+        merged, members = await self._resources.workers.merge(self._commit)
+        self.active.merged(merged.run, merged.model, members)
+        self._count(merged)
+
+    async def _close(self, pending: Sequence[Seat]) -> None:
+        """The round takes no more; those it waited for hear so."""
+        reason = "the deadline passed" if self._is_late() else "enough others were faster"
+        async with self._lock:
+            self.stored = await asyncio.to_thread(self._store.close_round, self.stored.address, reason)
+        waited_for = {seat.client for seat in pending}
+        cut = [seat for seat in self.stored.seats_in("cut") if seat.client in waited_for]
+        self.cancel(cut, reason)
+        self._resources.tally.cut += len(cut)
+
+    def _commit(self) -> tuple[Merged, list[Member]]:
+        with self._resources.blobs.lock:
+            merged = self.work.finish(self._store, self.stored, self._resources.clock)
+        self._resources.sweep(answer.payload for _, answer in self.stored.answers())
+        return merged, self._store.members(merged.run.run_id)
+
+    def _count(self, merged: Merged) -> None:
+        tally, commit = self._resources.tally, merged.commit
+        tally.rounds += self.work.phase == "training"
+        tally.calibrations += self.work.phase == "calibration"
+        tally.bytes_up += sum(commit.bytes_up.values())
+        tally.bytes_down += sum(commit.bytes_down.values())
+        tally.round_seconds += max(0.0, self._resources.clock() - self.stored.opened)
+        facts = {name: value for name, value in commit.metrics.items() if name not in ("bit_widths", "round")}
+        told = {name: value for name, value in facts.items() if value not in ({}, "", None)}
+        self._say(self.work.merged_words, of=self.active.config.rounds, **told)
+
+    # Telling the operator
+
+    def counts(self) -> dict[str, int]:
+        states = [seat.state for seat in self.stored.seats]
+        return {
+            "selected": len(states),
+            "updates": states.count("updated"),
+            "rejected": states.count("rejected"),
+        }
+
+    def _say(self, what: str, level: int = logging.INFO, **facts: Any) -> None:
+        run, number = self.active.run.name, self.stored.address.number
+        say(log, what, level=level, run=run, round=number, **facts)
+
+
+async def selectable(resources: Resources, active: ActiveRun) -> list[Client]:
+    """Connected clients that may be selected; the streams of those revoked meanwhile end."""
+    connected = resources.connections.connected()
+    if not connected:
+        return []
+    ids = [client.client_id for client in connected]
+    allowed = await asyncio.to_thread(resources.store.unrevoked, ids)
+    for client_id in set(ids) - allowed:
+        if (connection := resources.connections.get(client_id)) is not None:
+            connection.close("revoked")
+    return [client for client in connected if client.client_id in allowed and active.may_train(client)]

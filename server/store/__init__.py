@@ -1,0 +1,1 @@
+"""Every durable fact of the server: records of them, the protocol they are kept behind, and its SQL."""

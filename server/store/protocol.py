@@ -1,0 +1,194 @@
+"""What the server asks of its store, in the words of the domain. Each method is one transaction.
+
+What a method returned has happened for good. Recovery after a crash is reading these facts again. Methods
+block and may be called from any thread. They raise `StoreError` for what the facts do not allow, and
+`StoreFailed` if the store cannot be reached or written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fedmpq.server.store.records import (
+    CalibrationCommit,
+    CalibrationRound,
+    Client,
+    Member,
+    Round,
+    RoundAddress,
+    Run,
+    Seat,
+    TrainingCommit,
+    TrainingRound,
+)
+from fedmpq.server.tokens import TokenRecord
+
+
+class Enrolment(Protocol):
+    """Tokens, and the clients that enrolled with them."""
+
+    def add_token(self, token: TokenRecord) -> None: ...
+
+    def revoke_token(self, token_id: str, now: float) -> bool:
+        """No one can enrol with it any more; those who did stay. False: there is no such token."""
+
+    def list_tokens(self) -> list[TokenRecord]:
+        """The oldest first."""
+
+    def enrol(
+        self,
+        token_hash: bytes,
+        name: str,
+        budget: float,
+        version: str,
+        secret_hash: bytes,
+        certificate_name: str | None,
+        now: float,
+    ) -> str:
+        """The id of a new client, at the cost of one use of the token.
+
+        The same token and name again, before any call with the identity given, replaces that identity's
+        secret and costs nothing: the answer was lost on its way.
+        """
+
+    def client_by_id(self, client_id: str) -> Client | None:
+        """A client that may call: None if there is none of this id, or it was revoked."""
+
+    def unrevoked(self, client_ids: Collection[str]) -> set[str]:
+        """Those of the clients that may still call."""
+
+    def list_clients(self, *, revoked: bool = False) -> list[Client]:
+        """By name; the revoked ones too if asked for."""
+
+    def revoke_client(self, name: str, now: float) -> str | None:
+        """Ends an identity and frees its name; its id, or None if no client has this name."""
+
+    def mark_seen(self, client_id: str, now: float) -> None:
+        """The client has used its identity: the enrolment is complete."""
+
+    def describe_client(
+        self, client_id: str, budget: float, samples: int, version: str, engine: str, now: float
+    ) -> Client:
+        """The client with what it says of itself on a new stream; nothing is written if it is as before."""
+
+
+class Runs(Protocol):
+    """Runs, in the order they were queued, and who is in them."""
+
+    def queue_run(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        class_names: Sequence[str],
+        graph: bytes,
+        model: bytes,
+        now: float,
+    ) -> Run:
+        """A run that waits for its turn; `graph` and `model` are hashes of blobs that are durable already."""
+
+    def run(self, run_id: str) -> Run:
+        """The run of that id, or UnknownRun."""
+
+    def run_by_name(self, name: str) -> Run | None: ...
+
+    def list_runs(self) -> list[Run]:
+        """The newest first."""
+
+    def next_run(self) -> Run | None:
+        """The oldest run that has not ended: the one at work, or the next."""
+
+    def last_ended(self) -> Run | None:
+        """The run that ended last."""
+
+    def pause_run(self, run_id: str) -> Run: ...
+
+    def resume_run(self, run_id: str) -> Run:
+        """Back to where it was paused."""
+
+    def abort_run(self, run_id: str, reason: str, now: float) -> Run:
+        """Ends a run; what was merged stays."""
+
+    def members(self, run_id: str) -> list[Member]:
+        """In the order of their numbers."""
+
+    def latest_part(self, client_id: str) -> tuple[Run, int] | None:
+        """The newest run with a model to hand out that the client is in, and its number there."""
+
+
+class Rounds(Protocol):
+    """The rounds of runs and their calibrations; a run has one of them open at most."""
+
+    def open_round(
+        self,
+        run_id: str,
+        number: int,
+        *,
+        target: int,
+        deadline: float | None,
+        bit_widths: Sequence[int],
+        members: Iterable[Member],
+        seats: Sequence[Seat],
+        now: float,
+    ) -> TrainingRound:
+        """Round `number` begins: who is in it, with which bit-widths.
+
+        `members` are those who join the run, and those who were dealt to, with what they say of themselves
+        now. `bit_widths` are the run's; its first round gives it some.
+        """
+
+    def open_calibration(
+        self, run_id: str, number: int, *, deadline: float | None, seats: Sequence[Seat], now: float
+    ) -> CalibrationRound:
+        """The calibration of round `number`, the last one merged, begins: who measures which model."""
+
+    def reopen_round(
+        self,
+        address: RoundAddress,
+        *,
+        deadline: float | None,
+        extended: bool,
+        cut: Iterable[int],
+        members: Iterable[Member],
+        seats: Sequence[Seat],
+    ) -> Round:
+        """The open round goes on with others: `cut` leave it, `seats` enter it, perhaps a second time."""
+
+    def close_round(self, address: RoundAddress, reason: str) -> Round:
+        """From here on the round takes no answer; those who have not given one are cut.
+
+        The answers it has are those to merge.
+        """
+
+    def current_round(self, run_id: str) -> Round | None:
+        """The round or calibration that is open, if one is."""
+
+    def round(self, run_id: str, number: int) -> TrainingRound:
+        """A round's training, open or merged, or UnknownRound."""
+
+    def calibration(self, run_id: str, number: int) -> CalibrationRound | None:
+        """A round's calibration, if it has had one."""
+
+    def seat_of(self, address: RoundAddress, client_id: str) -> Seat | None:
+        """The client's place in a round, open or not."""
+
+    def add_answer(self, address: RoundAddress, client: int, payload: bytes, payload_bytes: int) -> str:
+        """The receipt of an update or calibration whose blob is durable; the same one for the same again."""
+
+    def reject_answer(self, address: RoundAddress, client: int, reason: str) -> bool:
+        """What the client sent was bad: it is out of this round and has a strike. False: it was out."""
+
+    def commit_round(self, run_id: str, result: TrainingCommit, now: float) -> Run:
+        """The round is merged: the new model, bit-widths, client records and metrics, all or nothing."""
+
+    def commit_calibration(self, run_id: str, result: CalibrationCommit, now: float) -> Run:
+        """The round's model has its statistics: model, metrics and perhaps the run's end, all or nothing."""
+
+
+class Store(Enrolment, Runs, Rounds, Protocol):
+    """All the facts of one server."""
+
+    def blobs_in_use(self) -> set[bytes]:
+        """Hashes of all blobs that a stored fact refers to; the others may go."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,199 @@
+"""The stored facts as values: clients, runs, who is in a run, its rounds and their seats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedmpq.exchange.messages import Phase
+from fedmpq.method.state import ClientRecord
+
+RunState = Literal["waiting", "running", "paused", "finished", "aborted"]
+SeatState = Literal["selected", "updated", "rejected", "cut"]
+ENDED: tuple[RunState, ...] = ("finished", "aborted")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A board that has enrolled, with what it said of itself last."""
+
+    client_id: str
+    name: str
+    secret_hash: bytes
+    certificate_name: str | None
+    """Common name of the certificate it enrolled with; None: it showed none."""
+    budget: float
+    samples: int
+    version: str
+    engine: str
+    created: float
+    first_seen: float | None
+    """None until its first call."""
+    revoked: float | None
+    """None: it may call."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it stands after its last merged round."""
+
+    sequence: int
+    run_id: str
+    name: str
+    config: dict[str, Any]
+    class_names: tuple[str, ...]
+    state: RunState
+    reason: str
+    graph: bytes
+    """Hash of the graph's blob."""
+    model: bytes
+    """Hash of the blob that holds the weights and side tensors after `round` rounds."""
+    bit_widths: tuple[int, ...]
+    """Averaged bit-widths from which the next deal starts; empty before the first round has opened."""
+    round: int
+    """The last round merged; 0: none."""
+    ready: int
+    """The last round whose model can be handed out, with statistics if any are to be measured; 0: none."""
+    bytes_up: int
+    bytes_down: int
+    created: float
+    ended: float | None
+    """None: it goes on."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client's part in a run. Its budget and samples are as they were when it was last dealt to."""
+
+    client_id: str
+    record: ClientRecord
+    strikes: int = 0
+    """Rejected updates and calibrations."""
+    accuracy: float | None = None
+    """Of the model it was last evaluated with; None: it was never measured."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def client(self) -> int:
+        """Its number in the run."""
+        return self.record.client
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client gave back: an update in training, statistics in a calibration."""
+
+    payload: bytes
+    """Hash of its blob."""
+    payload_bytes: int
+    receipt_id: str
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A client's place in a round, and what it was dealt there."""
+
+    client: int
+    bit_widths: tuple[int, ...]
+    """What it was dealt: its payload is made of them, and its answer is checked and merged by them."""
+    payload: bytes
+    payload_bytes: int
+    state: SeatState = "selected"
+    reason: str = ""
+    """Why it was rejected or cut."""
+    answer: Answer | None = None
+    """None unless the state is "updated"."""
+
+
+@dataclass(frozen=True)
+class RoundAddress:
+    """Which round of which run, and which phase of it."""
+
+    run_id: str
+    number: int
+    phase: Phase = "training"
+
+    def __str__(self) -> str:
+        what = "round" if self.phase == "training" else "the calibration of round"
+        return f"{what} {self.number} of run {self.run_id}"
+
+
+@dataclass(frozen=True)
+class OpenedRound:
+    """What a round's training and its calibration have in common."""
+
+    address: RoundAddress
+    state: Literal["open", "committed"]
+    opened: float
+    deadline: float | None
+    """None: it waits as long as it takes."""
+    extended: int
+    """How often the deadline passed without enough answers."""
+    seats: tuple[Seat, ...]
+    """In the order of client numbers."""
+
+    def seats_in(self, state: SeatState) -> list[Seat]:
+        return [seat for seat in self.seats if seat.state == state]
+
+    def answers(self) -> list[tuple[Seat, Answer]]:
+        """Those who have answered, and what they gave back."""
+        return [(seat, seat.answer) for seat in self.seats if seat.answer is not None]
+
+
+@dataclass(frozen=True)
+class TrainingRound(OpenedRound):
+    """A round in which clients train."""
+
+    target: int
+    """Clients a whole round has; the quorum is a share of it."""
+    metrics: Mapping[str, Any]
+    """What was measured of the model it made, its calibration included; empty until it is merged."""
+    model: bytes | None
+    """Hash of the blob of the model it made; None until it is merged, and once that is kept no longer."""
+
+
+@dataclass(frozen=True)
+class CalibrationRound(OpenedRound):
+    """Clients measure the statistics of the model that a merged round has made."""
+
+    trained: TrainingRound
+
+
+Round = TrainingRound | CalibrationRound
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What the run gains from a merged round or calibration."""
+
+    round: int
+    last: bool
+    """Whether the run ends with it; training does not end a run if a calibration is to follow."""
+    model: bytes
+    """Hash of the blob of the run's model from now on."""
+    accuracies: Mapping[int, float]
+    """By client, of those that were measured."""
+    bytes_up: Mapping[int, int]
+    bytes_down: Mapping[int, int]
+    metrics: Mapping[str, Any]
+    """All that is known of the round from now on."""
+    keep_models: int
+    """How many rounds' models stay, this one's included."""
+
+
+@dataclass(frozen=True)
+class TrainingCommit(Commit):
+    """What a merged round comes to."""
+
+    ready: bool
+    """Whether the model can be handed out; not without the calibration that the run has measured for it."""
+    bit_widths: tuple[int, ...]
+    records: Sequence[ClientRecord]
+    """The clients that were in the round."""
+
+
+@dataclass(frozen=True)
+class CalibrationCommit(Commit):
+    """What the calibration of a merged round comes to: the same model with new statistics."""

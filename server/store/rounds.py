@@ -1,0 +1,358 @@
+"""Rounds, calibrations and the seats in them, in SQL."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select, update
+
+from fedmpq.server.database import members as members_table
+from fedmpq.server.database import rounds, runs
+from fedmpq.server.database import seats as seats_table
+from fedmpq.server.store.commits import add_to_members, add_to_run
+from fedmpq.server.store.errors import StoreError, UnknownRound, UpdateRefused
+from fedmpq.server.store.records import (
+    CalibrationCommit,
+    CalibrationRound,
+    Member,
+    Round,
+    RoundAddress,
+    Run,
+    Seat,
+    TrainingCommit,
+    TrainingRound,
+)
+from fedmpq.server.store.rows import seat_of
+from fedmpq.server.store.runs import read_run
+from fedmpq.server.store.transactions import Transactions
+
+
+class SqlRounds(Transactions):
+    """`Rounds` in a database."""
+
+    def open_round(
+        self,
+        run_id: str,
+        number: int,
+        *,
+        target: int,
+        deadline: float | None,
+        bit_widths: Sequence[int],
+        members: Iterable[Member],
+        seats: Sequence[Seat],
+        now: float,
+    ) -> TrainingRound:
+        address = RoundAddress(run_id, number)
+        with self._write() as connection:
+            begun = connection.execute(
+                update(runs)
+                .where(
+                    runs.c.run_id == run_id,
+                    runs.c.round == number - 1,
+                    runs.c.state.in_(("waiting", "running")),
+                )
+                .values(state="running", reason="", bit_widths=bytes(bit_widths))
+            )
+            if begun.rowcount != 1:
+                raise StoreError(f"{address} cannot open: the run has moved on")
+            _open(connection, address, target, deadline, now)
+            _seat(connection, address, members, seats)
+            return _read_training(connection, address)
+
+    def open_calibration(
+        self, run_id: str, number: int, *, deadline: float | None, seats: Sequence[Seat], now: float
+    ) -> CalibrationRound:
+        address = RoundAddress(run_id, number, "calibration")
+        with self._write() as connection:
+            due = select(runs.c.run_id).where(
+                runs.c.run_id == run_id,
+                runs.c.round == number,
+                runs.c.ready < number,
+                runs.c.state == "running",
+            )
+            if connection.execute(due).one_or_none() is None:
+                raise StoreError(f"{address} cannot open: it is not due")
+            _open(connection, address, len(seats), deadline, now)
+            _seat(connection, address, (), seats)
+            return _read_calibration(connection, address)
+
+    def reopen_round(
+        self,
+        address: RoundAddress,
+        *,
+        deadline: float | None,
+        extended: bool,
+        cut: Iterable[int],
+        members: Iterable[Member],
+        seats: Sequence[Seat],
+    ) -> Round:
+        with self._write() as connection:
+            changed = connection.execute(
+                update(rounds)
+                .where(_is_open(address))
+                .values(deadline=deadline, extended=rounds.c.extended + int(extended))
+            )
+            if changed.rowcount != 1:
+                raise StoreError(f"{address} is not open")
+            _cut(connection, address, "the deadline passed", cut)
+            for seat in seats:
+                connection.execute(
+                    delete(seats_table).where(_is_seat(address, seat.client), seats_table.c.state == "cut")
+                )
+            _seat(connection, address, members, seats)
+            return _read_round(connection, address)
+
+    def close_round(self, address: RoundAddress, reason: str) -> Round:
+        with self._write() as connection:
+            waiting = select(seats_table.c.client).where(
+                _has_seat(address), seats_table.c.state == "selected"
+            )
+            _cut(connection, address, reason, connection.execute(waiting).scalars().all())
+            return _read_round(connection, address)
+
+    def current_round(self, run_id: str) -> Round | None:
+        chosen = select(rounds.c.round, rounds.c.phase).where(
+            rounds.c.run_id == run_id, rounds.c.state == "open"
+        )
+        with self._read() as connection:
+            row = connection.execute(chosen).one_or_none()
+            return (
+                None if row is None else _read_round(connection, RoundAddress(run_id, row.round, row.phase))
+            )
+
+    def round(self, run_id: str, number: int) -> TrainingRound:
+        with self._read() as connection:
+            return _read_training(connection, RoundAddress(run_id, number))
+
+    def calibration(self, run_id: str, number: int) -> CalibrationRound | None:
+        address = RoundAddress(run_id, number, "calibration")
+        with self._read() as connection:
+            if connection.execute(select(rounds.c.round).where(_is_round(address))).one_or_none() is None:
+                return None
+            return _read_calibration(connection, address)
+
+    def seat_of(self, address: RoundAddress, client_id: str) -> Seat | None:
+        same_client = and_(
+            members_table.c.run_id == seats_table.c.run_id, members_table.c.client == seats_table.c.client
+        )
+        chosen = (
+            select(seats_table)
+            .join(members_table, same_client)
+            .where(_has_seat(address), members_table.c.client_id == client_id)
+        )
+        with self._read() as connection:
+            row = connection.execute(chosen).one_or_none()
+        return None if row is None else seat_of(row)
+
+    def add_answer(self, address: RoundAddress, client: int, payload: bytes, payload_bytes: int) -> str:
+        alive = select(runs.c.run_id).where(runs.c.run_id == address.run_id, runs.c.state != "aborted")
+        with self._write() as connection:
+            receipt_id = uuid.uuid4().hex
+            taken = connection.execute(
+                update(seats_table)
+                .where(
+                    _is_seat(address, client),
+                    seats_table.c.state == "selected",
+                    select(rounds.c.round).where(_is_open(address)).exists(),
+                    alive.exists(),
+                )
+                .values(state="updated", update=payload, update_bytes=payload_bytes, receipt_id=receipt_id)
+            )
+            if taken.rowcount == 1:
+                return receipt_id
+            row = connection.execute(select(seats_table).where(_is_seat(address, client))).one_or_none()
+        if row is not None and row.state == "updated" and row.update == payload:
+            return str(row.receipt_id)
+        state = "has no place for this client" if row is None else f"has this client {row.state}"
+        raise UpdateRefused(f"round {address.number} takes no more of this client: it is over or {state}")
+
+    def reject_answer(self, address: RoundAddress, client: int, reason: str) -> bool:
+        with self._write() as connection:
+            changed = connection.execute(
+                update(seats_table)
+                .where(_is_seat(address, client), seats_table.c.state == "selected")
+                .values(state="rejected", reason=reason)
+            )
+            if changed.rowcount == 1:
+                connection.execute(
+                    update(members_table)
+                    .where(members_table.c.run_id == address.run_id, members_table.c.client == client)
+                    .values(strikes=members_table.c.strikes + 1)
+                )
+        return changed.rowcount == 1
+
+    def commit_round(self, run_id: str, result: TrainingCommit, now: float) -> Run:
+        address = RoundAddress(run_id, result.round)
+        with self._write() as connection:
+            _close(connection, address)
+            _keep_model(connection, address, result.model, result.metrics)
+            widths = {
+                record.client: {"dealt": _as_bytes(record.dealt), "returned": _as_bytes(record.returned)}
+                for record in result.records
+            }
+            add_to_members(connection, run_id, result, widths)
+            moved: dict[str, Any] = {"round": result.round, "bit_widths": bytes(result.bit_widths)}
+            moved |= {"ready": result.round} if result.ready else {}
+            add_to_run(connection, address, result, moved, now)
+            return read_run(connection, run_id)
+
+    def commit_calibration(self, run_id: str, result: CalibrationCommit, now: float) -> Run:
+        address = RoundAddress(run_id, result.round, "calibration")
+        with self._write() as connection:
+            _close(connection, address)
+            _keep_model(connection, RoundAddress(run_id, result.round), result.model, result.metrics)
+            concerned = result.accuracies.keys() | result.bytes_up.keys() | result.bytes_down.keys()
+            add_to_members(connection, run_id, result, {client: {} for client in concerned})
+            add_to_run(connection, address, result, {"ready": result.round}, now)
+            return read_run(connection, run_id)
+
+
+# Which rows
+
+
+def _is_round(address: RoundAddress) -> ColumnElement[bool]:
+    return and_(
+        rounds.c.run_id == address.run_id, rounds.c.round == address.number, rounds.c.phase == address.phase
+    )
+
+
+def _is_open(address: RoundAddress) -> ColumnElement[bool]:
+    return and_(_is_round(address), rounds.c.state == "open")
+
+
+def _has_seat(address: RoundAddress) -> ColumnElement[bool]:
+    return and_(
+        seats_table.c.run_id == address.run_id,
+        seats_table.c.round == address.number,
+        seats_table.c.phase == address.phase,
+    )
+
+
+def _is_seat(address: RoundAddress, client: int) -> ColumnElement[bool]:
+    return and_(_has_seat(address), seats_table.c.client == client)
+
+
+# Steps of a transaction
+
+
+def _open(
+    connection: Connection, address: RoundAddress, target: int, deadline: float | None, now: float
+) -> None:
+    connection.execute(
+        insert(rounds).values(
+            run_id=address.run_id,
+            round=address.number,
+            phase=address.phase,
+            state="open",
+            target=target,
+            opened=now,
+            deadline=deadline,
+            extended=0,
+        )
+    )
+
+
+def _seat(
+    connection: Connection, address: RoundAddress, members: Iterable[Member], seats: Sequence[Seat]
+) -> None:
+    """These clients take part in the run, and those are in the round as well."""
+    for member in members:
+        _take_in(connection, address.run_id, member)
+    new_seats = [
+        {
+            "run_id": address.run_id,
+            "round": address.number,
+            "phase": address.phase,
+            "client": seat.client,
+            "state": seat.state,
+            "reason": seat.reason,
+            "bit_widths": bytes(seat.bit_widths),
+            "payload": seat.payload,
+            "payload_bytes": seat.payload_bytes,
+        }
+        for seat in seats
+    ]
+    if new_seats:
+        connection.execute(insert(seats_table), new_seats)
+
+
+def _take_in(connection: Connection, run_id: str, member: Member) -> None:
+    """Budget and samples of a client in the run, or a client that is new to it."""
+    said = {"budget": member.record.budget, "samples": member.record.samples}
+    this = {"run_id": run_id, "client": member.client, "client_id": member.client_id}
+    known = and_(*(members_table.c[name] == value for name, value in this.items()))
+    if connection.execute(update(members_table).where(known).values(**said)).rowcount == 0:
+        connection.execute(insert(members_table).values(**this, **said, strikes=0, bytes_up=0, bytes_down=0))
+
+
+def _cut(connection: Connection, address: RoundAddress, reason: str, cut: Iterable[int]) -> None:
+    for client in cut:
+        connection.execute(
+            update(seats_table)
+            .where(_is_seat(address, client), seats_table.c.state == "selected")
+            .values(state="cut", reason=reason)
+        )
+
+
+def _close(connection: Connection, address: RoundAddress) -> None:
+    closed = connection.execute(update(rounds).where(_is_open(address)).values(state="committed"))
+    if closed.rowcount != 1:
+        raise StoreError(f"{address} is not open")
+
+
+def _keep_model(
+    connection: Connection, trained: RoundAddress, model: bytes, metrics: Mapping[str, Any]
+) -> None:
+    """What the round has made, and what is known of it."""
+    text = json.dumps(metrics, allow_nan=False)
+    connection.execute(update(rounds).where(_is_round(trained)).values(metrics=text, model=model))
+
+
+def _as_bytes(widths: tuple[int, ...] | None) -> bytes | None:
+    return None if widths is None else bytes(widths)
+
+
+# Reading
+
+
+def _read_round(connection: Connection, address: RoundAddress) -> Round:
+    if address.phase == "training":
+        return _read_training(connection, address)
+    return _read_calibration(connection, address)
+
+
+def _read_training(connection: Connection, address: RoundAddress) -> TrainingRound:
+    row = _row(connection, address)
+    return TrainingRound(
+        **_common(connection, address, row),
+        target=row.target,
+        metrics={} if row.metrics is None else json.loads(row.metrics),
+        model=row.model,
+    )
+
+
+def _read_calibration(connection: Connection, address: RoundAddress) -> CalibrationRound:
+    trained = _read_training(connection, RoundAddress(address.run_id, address.number))
+    return CalibrationRound(**_common(connection, address, _row(connection, address)), trained=trained)
+
+
+def _row(connection: Connection, address: RoundAddress) -> Row[Any]:
+    row = connection.execute(select(rounds).where(_is_round(address))).one_or_none()
+    if row is None:
+        raise UnknownRound(f"{address} has not begun")
+    return row
+
+
+def _common(connection: Connection, address: RoundAddress, row: Row[Any]) -> dict[str, Any]:
+    seated = connection.execute(select(seats_table).where(_has_seat(address)).order_by(seats_table.c.client))
+    return {
+        "address": address,
+        "state": row.state,
+        "opened": row.opened,
+        "deadline": row.deadline,
+        "extended": row.extended,
+        "seats": tuple(seat_of(seat) for seat in seated),
+    }

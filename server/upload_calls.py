@@ -1,0 +1,234 @@
+"""Uploads of updates and calibrations: from a call's first message to the receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
+from fedmpq.proto import federation_pb2 as pb
+from fedmpq.server.blobs import Uploads
+from fedmpq.server.coordinator import Coordinator
+from fedmpq.server.refusals import Context, refuse, refuse_argument
+from fedmpq.server.round_in_progress import DamagedUpload
+from fedmpq.server.store.errors import UpdateRefused
+from fedmpq.server.store.records import ENDED, Client, RoundAddress, Seat
+from fedmpq.server.transfer_limit import TransferLimit
+from fedmpq.server.validation import Rejected
+
+_MAX_RUN_ID = 100
+
+
+@dataclass
+class Receiving:
+    """An upload under way; a newer one of the same client takes its place."""
+
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class UploadCalls:
+    """The uploads of all clients; each client has one at a time."""
+
+    def __init__(self, coordinator: Coordinator, uploads: Uploads, transfers: TransferLimit) -> None:
+        self._coordinator = coordinator
+        self._store = coordinator.store
+        self._uploads = uploads
+        self._transfers = transfers
+        self._receiving: dict[str, Receiving] = {}
+
+    async def status(self, client: Client, request: pb.GetUploadRequest, context: Context) -> pb.UploadStatus:
+        """How much of an upload has arrived, or its receipt."""
+        await _check_name(request.payload, context)
+        address = await _address(request, context)
+        receipt = await self._receipt(client, address, request.payload, context)
+        if receipt is not None:
+            return pb.UploadStatus(receipt=receipt)
+        stored = await asyncio.to_thread(self._uploads.stored, client.client_id, request.payload)
+        return pb.UploadStatus(offset=stored)
+
+    async def receive(self, client: Client, context: Context) -> pb.Receipt:
+        """One upload from its header to its end."""
+        mine = Receiving()
+        await self._take_place(client.client_id, mine)
+        try:
+            return await self._upload(client, mine, context)
+        finally:
+            mine.over.set()
+            if self._receiving.get(client.client_id) is mine:
+                del self._receiving[client.client_id]
+
+    async def _take_place(self, client_id: str, mine: Receiving) -> None:
+        """An older upload of the client ends; one that is being checked does so with its receipt."""
+        older = self._receiving.get(client_id)
+        self._receiving[client_id] = mine
+        if older is not None:
+            older.replaced.set()
+            await older.over.wait()
+
+    async def _receipt(
+        self, client: Client, address: RoundAddress, payload: bytes, context: Context
+    ) -> pb.Receipt | None:
+        """The receipt of an answer the server has; None if the client may send it; else it is refused."""
+        seat: Seat | None = None
+        if _is_plausible(address):
+            seat = await asyncio.to_thread(self._store.seat_of, address, client.client_id)
+        if seat is not None and seat.answer is not None and seat.answer.payload == payload:
+            return _receipt(address, payload, seat.answer.receipt_id)
+        if seat is not None and seat.state == "rejected":
+            await refuse_argument(context, f"this client's update was rejected: {seat.reason}")
+        if seat is None or seat.state != "selected":
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, _not_selected(seat, address.number))
+        if self._coordinator.place(client.client_id, address) is None:
+            run = await asyncio.to_thread(self._store.run, address.run_id)
+            if run.state in ENDED:
+                await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"the run is {run.state}")
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the run is being read from the store: retry")
+        return None
+
+    async def _upload(self, client: Client, mine: Receiving, context: Context) -> pb.Receipt:
+        first = await _read(mine, context)
+        if first is None or first.WhichOneof("part") != "header":
+            await refuse_argument(context, "an upload begins with its header")
+        header = first.header
+        await _check_header(header, context)
+        address = await _address(header, context)
+        receipt = await self._receipt(client, address, header.payload, context)
+        if receipt is not None:
+            return receipt
+        await self._check_size(header, address, context)
+        await self._begin(client.client_id, header, context)
+        self._coordinator.note_upload(client.client_id)
+        async with self._transfers.turn(upload=True):
+            await self._receive(client.client_id, header, mine, context)
+            return await self._accept(client.client_id, header, address, context)
+
+    async def _check_size(self, header: pb.UploadHeader, address: RoundAddress, context: Context) -> None:
+        active = self._coordinator.active
+        limit = active.upload_limit(address.phase) if active is not None else 0
+        if header.payload_bytes > limit:
+            await refuse_argument(
+                context, f"an update of {header.payload_bytes} bytes; the model's has at most {limit}"
+            )
+
+    async def _begin(self, client_id: str, header: pb.UploadHeader, context: Context) -> None:
+        stored = await asyncio.to_thread(self._uploads.stored, client_id, header.payload)
+        if header.offset > stored:
+            await refuse(
+                context,
+                grpc.StatusCode.OUT_OF_RANGE,
+                f"offset {header.offset} is beyond the {stored} bytes stored: ask GetUpload",
+            )
+        await asyncio.to_thread(self._uploads.begin, client_id, header.payload, header.offset)
+
+    async def _receive(
+        self, client_id: str, header: pb.UploadHeader, mine: Receiving, context: Context
+    ) -> None:
+        """The bytes from the offset to the end, into the client's file."""
+        at = header.offset
+        while (request := await _read(mine, context)) is not None:
+            if request.WhichOneof("part") != "data":
+                await refuse_argument(context, "after its header an upload has nothing but data")
+            if at + len(request.data) > header.payload_bytes:
+                await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+                await refuse_argument(
+                    context, f"more than the {header.payload_bytes} bytes that were announced"
+                )
+            await asyncio.to_thread(self._uploads.write, client_id, header.payload, at, request.data)
+            at += len(request.data)
+        if at < header.payload_bytes:
+            await refuse_argument(context, f"the upload ended at byte {at} of {header.payload_bytes}")
+
+    async def _accept(
+        self, client_id: str, header: pb.UploadHeader, address: RoundAddress, context: Context
+    ) -> pb.Receipt:
+        path: Path = self._uploads.path(client_id, header.payload)
+        try:
+            receipt_id = await self._coordinator.accept(client_id, address, header.payload, path)
+        except UpdateRefused as error:
+            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Rejected as error:
+            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            await refuse_argument(context, f"the update was rejected: {error}")
+        except DamagedUpload as error:
+            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            if header.offset > 0:
+                # What was stored of it before a power cut may be at fault, and not its sender.
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, f"{error}: send it again from the start")
+            await self._coordinator.reject(client_id, address, str(error))
+            await refuse_argument(context, f"the update was rejected: {error}")
+        return _receipt(address, header.payload, receipt_id)
+
+
+async def _address(said: pb.GetUploadRequest | pb.UploadHeader, context: Context) -> RoundAddress:
+    try:
+        return RoundAddress(said.run_id, said.round, phase_from_message(said.phase))
+    except WireError as error:
+        await refuse_argument(context, str(error))
+
+
+def _is_plausible(address: RoundAddress) -> bool:
+    """Whether there can be such a round; what cannot be need not trouble the database."""
+    run_id = address.run_id
+    return len(run_id) <= _MAX_RUN_ID and "\0" not in run_id and 1 <= address.number < 1 << 31
+
+
+async def _check_header(header: pb.UploadHeader, context: Context) -> None:
+    await _check_name(header.payload, context)
+    if header.payload_bytes < 1:
+        await refuse_argument(context, "an update has at least one byte")
+    if header.offset > header.payload_bytes:
+        await refuse(context, grpc.StatusCode.OUT_OF_RANGE, "the offset is beyond the update's end")
+
+
+async def _check_name(name: bytes, context: Context) -> None:
+    if len(name) != DIGEST_BYTES:
+        await refuse_argument(context, f"a payload is named by {DIGEST_BYTES} bytes")
+
+
+async def _read(mine: Receiving, context: Context) -> pb.UploadRequest | None:
+    """The next message; None at the end. Being replaced ends the call, read or not."""
+    reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
+    replaced = asyncio.ensure_future(mine.replaced.wait())
+    try:
+        await asyncio.wait({reading, replaced}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        replaced.cancel()
+        reading.cancel()
+        reading.add_done_callback(_forget)
+    if mine.replaced.is_set():
+        await refuse(
+            context, grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer upload of this client took its place"
+        )
+    request = reading.result()
+    return request if isinstance(request, pb.UploadRequest) else None
+
+
+def _forget(reading: asyncio.Future[Any]) -> None:
+    """A read that broke after its call was over has nobody to tell."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+def _receipt(address: RoundAddress, payload: bytes, receipt_id: str) -> pb.Receipt:
+    return pb.Receipt(
+        run_id=address.run_id,
+        round=address.number,
+        payload=payload,
+        receipt_id=receipt_id,
+        phase=phase_to_message(address.phase),
+    )
+
+
+def _not_selected(seat: Seat | None, number: int) -> str:
+    if seat is None:
+        return f"this client is not in round {number}"
+    if seat.state == "updated":
+        return f"round {number} has another update of this client"
+    return f"round {number} went on without this client: {seat.reason}"
