@@ -41,9 +41,6 @@ from fedmpq.model.grid import MAX_BITS, check_bits
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights, dequantize_all
 from fedmpq.model.randomness import SERVER, Draws, Purpose
 
-Dealt = Mapping[int, tuple[int, ...]]
-"""Bit-widths by client, as sent."""
-
 
 class RoundQuantizer:
     """The global model of one round on its grids, each layer at each bit-width quantized once."""
@@ -174,20 +171,18 @@ class QuantizedMethod:
         layers, side = pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths)
         return Assignment(self.seed, model.round, client.client, layers, side, self.recipe.plan)
 
-    def calibrated(
-        self, model: GlobalModel, found: Iterable[Calibration], dealt: Dealt | None = None
-    ) -> GlobalModel:
+    def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel:
         """The model with the statistics that clients measured of what it hands out, merged by their samples.
 
         Clients measured them of quantized weights `Q`, those of the same bit-widths of the same. They are
         moved from there to the weights that all `Q` are made of, so that every client's data counts for every
         budget; `RoundQuantizer.side` moves them on to the weights of each. Calibrations come in ascending
-        order of their clients. `dealt` as for `merge`.
+        order of their clients.
         """
         final, records = model.final, {client.client: client for client in model.clients}
         by_widths: dict[tuple[int, ...], MergedStatistics] = {}
         for one in _checked(found, records, model.round, "calibration"):
-            widths = self._dealt(final, records[one.client], dealt)
+            widths = self._dealt(final, records[one.client])
             by_widths.setdefault(widths, MergedStatistics()).add(one.samples, one.statistics)
         merged = MergedStatistics()
         for widths, measured in by_widths.items():
@@ -207,12 +202,9 @@ class QuantizedMethod:
             found.append(Calibration(model.round, each.clients[0].client, len(each.clients), statistics))
         return self.calibrated(model, sorted(found, key=lambda one: one.client))
 
-    def merge(self, model: GlobalModel, updates: Iterable[Update], dealt: Dealt | None = None) -> GlobalModel:
+    def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
         """The next global model. Updates come in ascending order of their clients, and each is dropped after
         use: memory is that of the model, and the sums do not depend on who was first.
-
-        `dealt` has the bit-widths that the clients were sent, where they are on record. Without it they are
-        dealt again, which gives the same from the same records.
         """
         records = {client.client: client for client in model.clients}
         merged, side = WeightedSum(), WeightedSum()
@@ -221,12 +213,12 @@ class QuantizedMethod:
         for update in _checked(updates, records, model.round + 1, "update"):
             sender = records[update.client]
             weight = self._share(sender) * update.samples
-            sent_widths = self._dealt(model, sender, dealt)
-            merged.add(weight, self._contribution(model, sent_widths, update))
+            dealt = self._dealt(model, sender)
+            merged.add(weight, self._contribution(model, dealt, update))
             side.add(weight, update.side)
             widths.append(bit_widths(self.graph, update.layers))
             senders.append(replace(sender, samples=update.samples))
-            records[sender.client] = replace(sender, dealt=sent_widths, returned=widths[-1])
+            records[sender.client] = replace(sender, dealt=dealt, returned=widths[-1])
         shares = participation_weights([self._share(c) for c in senders], [c.samples for c in senders])
         new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
         new_side = side.mean()
@@ -261,8 +253,9 @@ class QuantizedMethod:
         self._quantizers = [*others[-1:], new]
         return new
 
-    def _dealt(self, model: GlobalModel, client: ClientRecord, dealt: Dealt | None) -> tuple[int, ...]:
-        return self.deal(model, client) if dealt is None else dealt[client.client]
+    def _dealt(self, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
+        """What the client was sent: as it is on record, or else as it is dealt, which is the same."""
+        return model.dealt.get(client.client) or self.deal(model, client)
 
     def _contribution(self, model: GlobalModel, widths: tuple[int, ...], update: Update) -> Weights:
         """What the update adds, of a client that was sent the model at these bit-widths."""

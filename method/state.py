@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from fedmpq.model.quantized import Layers, Side, Weights
 
@@ -46,6 +47,9 @@ class GlobalModel:
     clients: tuple[ClientRecord, ...]
     average: Average | None = None
     """None where the method keeps none, and before the first round."""
+    dealt: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Bit-widths by client, of those who were sent this model, where that is on record, as on a server. A
+    merge goes by them; without them it deals again, which gives the same from the same records."""
 
     @property
     def final(self) -> GlobalModel:

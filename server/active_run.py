@@ -8,13 +8,13 @@ from dataclasses import replace
 from fedmpq.exchange.messages import Phase
 from fedmpq.exchange.wire import calibration_bytes_bound, model_bytes_bound
 from fedmpq.method.archive import unpack_model
-from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.run_images import RunImages
+from fedmpq.server.served_method import served_method
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Client, Member, Run
 
@@ -36,7 +36,7 @@ class ActiveRun:
         self.images = RunImages(self.config)
         self.graph_bytes = blobs.read(run.graph)
         self.graph = Graph.from_bytes(self.graph_bytes)
-        self.method = QuantizedMethod(self.graph, self.config.recipe(), self.config.seed)
+        self.method = served_method(self.config, self.graph)
         self._know(members)
         stored = unpack_model(self.graph, blobs.read(run.model))
         self.model = stored.after(run.round, run.bit_widths, tuple(member.record for member in members))

@@ -40,6 +40,8 @@ from fedmpq.server.store.records import (
 )
 from fedmpq.server.validation import Expected, check_calibration, check_update
 
+Answers = Sequence[tuple[Seat, Answer]]
+"""Who has answered, and what they gave back."""
 AWAY_SECONDS = 60.0
 """A calibration that has statistics of others waits no longer for boards that are not connected."""
 
@@ -180,6 +182,10 @@ class RoundWork(ABC):
     def finish(self, store: Store, closed: OpenedRound, clock: Callable[[], float]) -> Merged:
         """Merge the answers of a closed round and store what it has come to."""
 
+    def _dealt_model(self, answers: Answers) -> GlobalModel:
+        """The run's model, with the bit-widths at which those who answered were sent it."""
+        return replace(self.active.model, dealt={seat.client: seat.bit_widths for seat, _ in answers})
+
     def _keep(self, model: GlobalModel) -> bytes:
         """The model as a durable blob."""
         return self.active.blobs.put(pack_model(Tensors.of(model)))
@@ -255,7 +261,7 @@ class TrainingWork(RoundWork):
         started = time.monotonic()
         active, answers = self.active, closed.answers()
         updates: list[Update] = []
-        merged = active.method.merge(active.model, self._updates(answers, updates), _dealt(answers))
+        merged = _undealt(active.method.merge(self._dealt_model(answers), self._updates(answers, updates)))
         due = active.calibrates_after(merged.round)
         here = self._calibrated_here(merged) if due else None
         merged, due = here or merged, due and here is None
@@ -293,7 +299,7 @@ class TrainingWork(RoundWork):
             keep_models=active.config.keep_models,
         )
 
-    def _updates(self, answers: Sequence[tuple[Seat, Answer]], kept: list[Update]) -> Iterator[Update]:
+    def _updates(self, answers: Answers, kept: list[Update]) -> Iterator[Update]:
         """One at a time, in the order of client numbers; `kept` gets what is left without the tensors."""
         for _, answer in answers:
             _, update = decode_update(self.active.graph, self.active.blobs.read(answer.payload))
@@ -366,7 +372,8 @@ class CalibrationWork(RoundWork):
         """The model with the statistics that clients measured, and the facts to commit."""
         started = time.monotonic()
         active, answers = self.active, closed.answers()
-        model = active.method.calibrated(active.model, self._calibrations(answers), _dealt(answers))
+        found = self._calibrations(answers)
+        model = _undealt(active.method.calibrated(self._dealt_model(answers), found))
         facts, accuracies = dict(self._trained.metrics), dict[int, float]()
         if active.config.test_data is not None:
             accuracies, measured_by = self._measure(model, ())
@@ -391,7 +398,7 @@ class CalibrationWork(RoundWork):
             keep_models=active.config.keep_models,
         )
 
-    def _calibrations(self, answers: Sequence[tuple[Seat, Answer]]) -> Iterator[Calibration]:
+    def _calibrations(self, answers: Answers) -> Iterator[Calibration]:
         for _, answer in answers:
             yield decode_calibration(self.active.graph, self.active.blobs.read(answer.payload))[1]
 
@@ -403,9 +410,9 @@ def work_of(active: ActiveRun, stored: Round) -> RoundWork:
     return CalibrationWork(active, stored.trained)
 
 
-def _dealt(answers: Sequence[tuple[Seat, Answer]]) -> dict[int, tuple[int, ...]]:
-    """The bit-widths at which those who answered were sent the model."""
-    return {seat.client: seat.bit_widths for seat, _ in answers}
+def _undealt(model: GlobalModel) -> GlobalModel:
+    """A new model that nobody has been sent yet."""
+    return replace(model, dealt={})
 
 
 def _traffic(closed: OpenedRound) -> tuple[dict[int, int], dict[int, int]]:

@@ -24,6 +24,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from fedmpq.model.graph import Graph
 from fedmpq.proto import administration_pb2, federation_pb2
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
@@ -43,6 +44,7 @@ from fedmpq.server.run_config import (
     load_test_data,
     make_config,
 )
+from fedmpq.server.served_method import served_method
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Run
@@ -189,6 +191,8 @@ class RunQueue:
             await asyncio.to_thread(check_calibration_data, config, images)
             await _check_export(config)
             graph, model = await first_model(config, images)
+            # A method that cannot be served is refused here, and not when its turn has come.
+            served_method(config, Graph.from_bytes(graph))
             run = await asyncio.to_thread(self._store_run, config, images.class_names, graph, model)
         say(log, "run queued", run=run.name, run_id=run.run_id)
         self._wake()

@@ -13,6 +13,7 @@ from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, open_blobs
 from fedmpq.server.run_config import RunConfig, make_config
+from fedmpq.server.served_method import served_method
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Run
@@ -71,14 +72,14 @@ def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
     stored = unpack_model(graph, blobs.read(handed_out.model))
     widths = tuple(handed_out.metrics["bit_widths"])
     model = stored.after(run.ready, widths, tuple(m.record for m in members))
-    method = QuantizedMethod(graph, config.recipe(), config.seed)
+    method = served_method(config, graph)
     client_names = {m.client: names[m.client_id] for m in members}
     return StoredRun(run, config, method, model, client_names, _history(store, run))
 
 
 def _history(store: Store, run: Run) -> tuple[dict[str, Any], ...]:
     rounds = (store.round(run.run_id, number) for number in range(1, run.round + 1))
-    return tuple(_row(each.metrics) for each in rounds if each is not None and each.metrics is not None)
+    return tuple(_row(each.metrics) for each in rounds)
 
 
 def _row(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -371,6 +371,21 @@ def test_the_samples_an_update_reports_are_what_counts() -> None:
         assert one.weights[name].tobytes() == other.weights[name].tobytes()
 
 
+def test_a_merge_goes_by_what_was_dealt_where_that_is_on_record() -> None:
+    """The changes are those from the codes that were sent, whatever would be dealt now."""
+    method, model = begin(DELTAS, records([4, 4]))
+    widths = (5, 2, 3)
+    layers = method.quantizer(model).layers(widths)
+    assert widths != method.deal(model, model.clients[0])
+    sent = replace(method.assign(model, model.clients[0]), layers=pack_layers(layers))
+    merged = method.merge(replace(model, dealt={0: widths}), [reply(sent, 10, nudged(1))])
+    assert merged.clients[0].dealt == merged.clients[0].returned == widths
+    for name, layer in nudged(1)(layers).items():
+        change = layer.weights().astype(np.float64) - layers[name].weights()
+        np.testing.assert_allclose(merged.weights[name], model.weights[name] + change, atol=1e-6)
+    assert merged.dealt == {}, "nobody was sent the new model yet"
+
+
 def test_deltas_are_added_to_the_weights() -> None:
     clients = records([2, 8], [30, 10])
     method, model = begin(DELTAS, clients)

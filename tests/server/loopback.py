@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc.aio
 
-from fedmpq.exchange.messages import Calibration
+from fedmpq.exchange.messages import Calibration, Update
 from fedmpq.exchange.wire import (
     decode_calibration,
     decode_update,
@@ -74,23 +74,26 @@ def expected_model(
     model = method.start(*first_state(), records)
     for number in range(1, config.rounds + 1):
         chosen = select_clients(model.clients, config.seed, number, config.target(len(clients)))
-        updates = []
-        for record in chosen:
-            sent = method.assign(model, record)
-            payload = encode_model(GRAPH, sent.layers, sent.side)
-            plan = plan_to_message(sent.plan)
-            assignment = pb.Assignment(round=number, client=record.client, run_id="r", plan=plan)
-            update = encode_update(GRAPH, "r", nudge(GRAPH, assignment, payload, record.samples))
-            updates.append(decode_update(GRAPH, update)[1])
-        model = method.merge(model, updates)
+        model = method.merge(model, [update_of(method, model, record) for record in chosen])
         if config.calibrates_after(number):
             asked = chosen if number < config.rounds else model.clients
             able = [record for record in asked if measuring is None or record.client in measuring]
-            model = method.calibrated(model, [_calibration(number, record) for record in able])
+            model = method.calibrated(model, [calibration_of(number, record) for record in able])
     return model
 
 
-def _calibration(number: int, record: ClientRecord) -> Calibration:
+def update_of(method: QuantizedMethod, model: GlobalModel, record: ClientRecord) -> Update:
+    """What a stand-in gives back for what the method sends it."""
+    sent = method.assign(model, record)
+    payload = encode_model(GRAPH, sent.layers, sent.side)
+    plan = plan_to_message(sent.plan)
+    assignment = pb.Assignment(round=sent.round, client=record.client, run_id="r", plan=plan)
+    update = encode_update(GRAPH, "r", nudge(GRAPH, assignment, payload, record.samples))
+    return decode_update(GRAPH, update)[1]
+
+
+def calibration_of(number: int, record: ClientRecord) -> Calibration:
+    """What a stand-in measures after round `number`."""
     assignment = pb.Assignment(round=number, client=record.client)
     data = encode_calibration(GRAPH, "r", made_up(GRAPH, assignment, b"", record.samples))
     return decode_calibration(GRAPH, data)[1]
