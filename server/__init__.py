@@ -1,1 +1,1 @@
-"""What runs in the cloud: round state machine, pruning-growing, aggregation, store, services."""
+"""What runs in the cloud: the loop over runs and rounds, the store, the services for boards and operators."""

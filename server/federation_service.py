@@ -4,7 +4,6 @@ coordinator act on it."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
 import time
@@ -51,7 +50,6 @@ _CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
     "gone": (grpc.StatusCode.CANCELLED, "the client went away"),
     "stopping": (grpc.StatusCode.UNAVAILABLE, "the server is stopping: retry with back-off"),
 }
-log = logging.getLogger("fedmpq.server")
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):

@@ -1,6 +1,6 @@
 """Whether an update or a calibration is what its assignment asked for. Nothing a client says is believed.
 
-`exchange_wire` has checked the form by then; here it is compared with what was sent.
+`exchange.wire` has checked the form by then; here it is compared with what was sent.
 """
 
 from __future__ import annotations
