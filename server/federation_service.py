@@ -193,7 +193,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             run, number = part
             # Only the operator names code to be loaded, in the run's settings; a board cannot.
             if request.format not in FORMATS and request.format not in run.config.get("export", ()):
-                await _invalid(context, f"run {run.name!r} does not export to {request.format!r}")
+                await refuse_argument(context, f"run {run.name!r} does not export to {request.format!r}")
             try:
                 file = await self._exports.model_of(run, number, request.format)
             except ExportFailed as error:
