@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from fedmpq.system.machine import available_cores, physical_memory
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = physical_memory()
         versions = {name: version(name) for name in ("fedmpq", "numpy", "torch", "torchvision")}
         return cls(
             cpu_model=_cpu_model(),
-            cores=len(os.sched_getaffinity(0)),
+            cores=available_cores(),
             memory_gb=round(memory / 1e9, 1),
             system=f"{platform.system()} {platform.machine()}",
             versions={"python": platform.python_version(), **versions},

@@ -27,6 +27,7 @@ from fedmpq.lab.scales import DEFAULT_SCALE, SCALE_NAMES, TAIL, Scale
 from fedmpq.lab.stored_data import StoredData, store_data
 from fedmpq.lab.tables_report import Score, Scores
 from fedmpq.lab.workers import default_workers
+from fedmpq.system.durable_files import write_durably
 
 N = TypeVar("N", int, float)
 
@@ -305,8 +306,9 @@ def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespa
         tables_report.budgets_markdown(table, scores).rstrip(),
         f"![{table.title}]({stem}.png)",
     ]
-    _replace(out / f"{stem}.md", "\n\n".join(part for part in parts if part) + "\n")
-    _replace(out / f"{stem}.csv", tables_report.csv_text(table, scores))
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    write_durably(out / f"{stem}.md", text.encode(), private=False)
+    write_durably(out / f"{stem}.csv", tables_report.csv_text(table, scores).encode(), private=False)
     record = {
         "fedmpq": version("fedmpq"),
         "command": _command(arguments),
@@ -318,7 +320,8 @@ def _write(plan: Plan, scale: Scale, scores: Scores, arguments: argparse.Namespa
         "test_images": plan.data.test_images,
         "cells": {f"{r}, {c}, seed {s}": cell.experiment.to_dict() for (r, c, s), cell in plan.cells.items()},
     }
-    _replace(out / f"{stem}.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+    write_durably(out / f"{stem}.json", text.encode(), private=False)
 
 
 def _stem(plan: Plan, arguments: argparse.Namespace) -> str:
@@ -331,12 +334,6 @@ def _stem(plan: Plan, arguments: argparse.Namespace) -> str:
     if arguments.only:
         parts.append(",".join(row.key for row in plan.table.rows))
     return "-".join(parts)
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _settings_lines(plan: Plan, scale: Scale) -> list[str]:

@@ -20,7 +20,8 @@ from fedmpq.server.certificates import TlsFiles
 from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.sql import open_store
-from fedmpq.system.private_files import private_folder, write_private
+from fedmpq.system.durable_files import write_durably
+from fedmpq.system.private_folders import closed_folder
 
 BUNDLE_FILES = ("ca.pem", "client.pem", "client.key", "token")
 
@@ -278,11 +279,11 @@ def _write_bundle(
     client: certificates.Issued,
     token: str,
 ) -> None:
-    private_folder(state.bundles)
-    folder = private_folder(state.bundles / name)
-    write_private(folder / "ca.pem", certificates.pem_of(authority.certificate), overwrite=True)
+    closed_folder(state.bundles)
+    folder = closed_folder(state.bundles / name)
+    write_durably(folder / "ca.pem", certificates.pem_of(authority.certificate))
     client.write(folder, "client", overwrite=True)
-    write_private(folder / "token", f"{token}\n".encode(), overwrite=True)
+    write_durably(folder / "token", f"{token}\n".encode())
 
 
 # revoke

@@ -139,7 +139,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.database:
         state.create()
         state.remember_database(arguments.database)
-    logs.configure(arguments.log_format)
+    logs.log_events(arguments.log_format)
     return run_server(settings)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -13,6 +12,7 @@ import grpc.aio
 
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
+from fedmpq.system.addresses import is_loopback, split_address
 
 MAX_MESSAGE = 4 << 20
 """Bytes; a server's chunks are far smaller."""
@@ -21,7 +21,7 @@ BUNDLE_FILES = ("ca.pem", "client.pem", "client.key", "token")
 
 
 class ChannelError(ValueError):
-    """An address, or keys, with which no connection can be made."""
+    """Keys, or the lack of them, with which no connection can be made."""
 
 
 class Federation(Protocol):
@@ -93,24 +93,6 @@ def make_endpoint(address: str, keys: TlsKeys | None, *, insecure: bool = False)
             "or --insecure to send the token and all models readable for everyone on the way"
         )
     return Endpoint(address, keys)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT"; an IPv6 address stands in brackets."""
-    host, _, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") and host.endswith("]") else host
-    if not bare or (":" in host and bare == host) or "/" in host:
-        raise ChannelError(f"{address!r} is no server address; give HOST:PORT, such as 192.168.1.10:8470")
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise ChannelError(f"{address!r} has no port in 1..65535; give HOST:PORT")
-    return bare, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_keys(ca: Path | None, certificate: Path | None, key: Path | None) -> TlsKeys | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +27,13 @@ from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Patience
 from fedmpq.model.calibration import MIN_SAMPLES
+from fedmpq.system.logs import log_sentences, with_facts
+from fedmpq.system.machine import available_cores
 from fedmpq.training.engine import make_engine
 
 STOP_SECONDS = 1.0
 """How long a stopped client waits for the batch at hand; what it loses then is trained anew."""
 CTRL_C = 130
-_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 log = logging.getLogger("fedmpq.client")
 
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """What `fedmpq client` does with its options."""
     # Before the event loop runs, while data are loaded, the same promise holds: SIGTERM is clean.
     signal.signal(signal.SIGTERM, _exit_cleanly)
-    _log_to_stderr(arguments.log_format)
+    log_sentences(log, arguments.log_format)
     endpoint = _endpoint(arguments)
     settings = _settings(arguments)
     if arguments.fetch_model is not None:
@@ -79,14 +78,14 @@ def _fetch_model(arguments: argparse.Namespace, endpoint: Endpoint, settings: Se
 
 def _board(arguments: argparse.Namespace, name: str) -> Board:
     engine = make_engine(arguments.engine, arguments.threads)
-    threads = arguments.threads or len(os.sched_getaffinity(0))
+    threads = arguments.threads or available_cores()
     text = "torch" if arguments.engine == "torch" else f"{arguments.engine} ({kernels.isa()})"
     data = load_board_data(arguments.data, arguments.test_data, arguments.size)
     _tell_data(arguments.data, data)
     log.info(
         "engine %s on %d threads, budget %g bits per weight",
         *(text, threads, arguments.budget),
-        extra={"engine": text, "threads": threads, "budget": arguments.budget},
+        extra=with_facts({"engine": text, "threads": threads, "budget": arguments.budget}),
     )
     return Board(name, arguments.budget, data, engine, text, threads)
 
@@ -190,33 +189,3 @@ def _leave(code: int) -> int:
 
 def _exit_cleanly(_: int, __: FrameType | None) -> NoReturn:
     sys.exit(0)
-
-
-# Logs
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, message and the facts the message was made from."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        facts = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        head = {"time": _utc(record), "level": record.levelname.lower(), "message": record.getMessage()}
-        return json.dumps(head | facts, default=str)
-
-
-class _TextFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return f"{_utc(record)} {level}{record.getMessage()}"
-
-
-def _utc(record: logging.LogRecord) -> str:
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{seconds}.{int(record.msecs):03d}Z"
-
-
-def _log_to_stderr(form: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)

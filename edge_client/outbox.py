@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from fedmpq.exchange.messages import Phase
-from fedmpq.system.durable_files import file_digest, private_folder, remove_durably, write_durably
+from fedmpq.system.durable_files import file_digest, remove_durably, write_durably
+from fedmpq.system.private_folders import private_folder
 
 _SUFFIX = ".update"
 
@@ -39,7 +40,7 @@ class Pending:
     path: Path
 
 
-class Mailbox:
+class Outbox:
     """Holds at most one update: a board is in one round at a time."""
 
     def __init__(self, folder: Path) -> None:

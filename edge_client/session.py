@@ -51,6 +51,7 @@ from fedmpq.model.integer_program import ProgramError
 from fedmpq.model.ops import GraphError
 from fedmpq.model.quantized import average_bits
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.system.logs import with_facts
 from fedmpq.training.engine import Engine, EpochResult, TrainingError
 
 MAX_GRAPH_BYTES = 16 << 20
@@ -157,7 +158,7 @@ class Session:
     def _welcome(self, welcome: pb.Welcome) -> None:
         self._chunk_bytes = chunk_length(welcome.chunk_bytes)
         log.info("connected to %s (fedmpq %s)", self._endpoint.address, welcome.server_version or "unknown")
-        if self._job is None and (waiting := self._state.mailbox.pending()) is not None:
+        if self._job is None and (waiting := self._state.outbox.pending()) is not None:
             key = waiting.key
             log.info("round %d: its %s was not delivered yet", key.round, _answer(key), extra=_facts(key))
             self._start(key, self._deliver(waiting, resumed=True))
@@ -190,13 +191,18 @@ class Session:
                 "round %d: goes on without this board: %s", cancelled.round, cancelled.reason, extra=facts
             )
             await self._drop_job()
-            self._state.mailbox.clear()
+            self._state.outbox.clear()
 
     async def _end_run(self, ended: pb.RunEnded) -> None:
-        log.info("run %s: %s", ended.run_id, ended.state, extra={"run": ended.run_id, "state": ended.state})
+        log.info(
+            "run %s: %s",
+            ended.run_id,
+            ended.state,
+            extra=with_facts({"run": ended.run_id, "state": ended.state}),
+        )
         if self._job is not None and self._job.key.run_id == ended.run_id:
             await self._drop_job()
-            self._state.mailbox.clear()
+            self._state.outbox.clear()
         self._runs.pop(ended.run_id, None)
         if self._settings.exit_when_done and not self._over.done():
             self._over.set_result(None)
@@ -229,11 +235,11 @@ class Session:
                 self._job = None
 
     async def _take_part(self, key: RoundKey, assignment: pb.Assignment) -> None:
-        pending = self._state.mailbox.pending()
+        pending = self._state.outbox.pending()
         if pending is not None and pending.key == key:
             await self._deliver(pending, resumed=True)
             return
-        self._state.mailbox.clear()
+        self._state.outbox.clear()
         if self._sent is not None and self._sent.key == key and await self._was_received(self._sent):
             return
         if key.run_id not in self._runs:
@@ -259,7 +265,7 @@ class Session:
                 answer = await self._train(key, graph, order, data, assignment.evaluate)
             else:
                 answer = await self._measure(key, graph, order, data)
-        pending = self._state.mailbox.put(key, answer)
+        pending = self._state.outbox.put(key, answer)
         path.unlink(missing_ok=True)
         return pending
 
@@ -295,7 +301,7 @@ class Session:
         log.info(
             "round %d of %d, %s: %s at %.2f bits per weight, %d bytes",
             *(number, run.rounds, what, graph.name, average, assignment.payload_bytes),
-            extra={"run": run.run_id, "round": number, "bits": round(average, 4)},
+            extra=with_facts({"run": run.run_id, "round": number, "bits": round(average, 4)}),
         )
         if average > budget:
             log.warning("round %d: %.2f bits per weight exceed the budget of %g", number, average, budget)
@@ -335,9 +341,9 @@ class Session:
                 log.warning("round %d: the %s came too late: %s", key.round, what, said(error), extra=facts)
         else:
             self._sent = pending
-            facts |= {"bytes": pending.size, "receipt": receipt.receipt_id}
+            facts = _facts(key, bytes=pending.size, receipt=receipt.receipt_id)
             log.info("round %d: %s of %d bytes delivered", key.round, what, pending.size, extra=facts)
-        self._state.mailbox.clear()
+        self._state.outbox.clear()
 
 
 def _order(graph: Graph, assignment: pb.Assignment, payload: bytes) -> Assignment:
@@ -355,15 +361,16 @@ def _answer(key: RoundKey) -> str:
     return "update" if key.phase == "training" else "calibration"
 
 
-def _facts(key: RoundKey) -> dict[str, Any]:
-    return {"run": key.run_id, "round": key.round}
+def _facts(key: RoundKey, **more: int | float | str) -> dict[str, Any]:
+    """What the log tells of a round beside the sentence."""
+    return with_facts({"run": key.run_id, "round": key.round, **more})
 
 
 def _tell_evaluation(key: RoundKey, evaluation: Evaluation) -> None:
     log.info(
         "round %d: the model as received gets %d of %d samples right",
         *(key.round, evaluation.correct, evaluation.samples),
-        extra=_facts(key) | {"correct": evaluation.correct, "samples": evaluation.samples},
+        extra=_facts(key, correct=evaluation.correct, samples=evaluation.samples),
     )
 
 
@@ -371,5 +378,5 @@ def _tell_epoch(key: RoundKey, epochs: int, epoch: int, result: EpochResult) -> 
     log.info(
         "round %d: epoch %d of %d: loss %.4f, accuracy %.1f %%",
         *(key.round, epoch + 1, epochs, result.loss, 100 * result.accuracy),
-        extra=_facts(key) | {"epoch": epoch + 1, "loss": result.loss, "accuracy": result.accuracy},
+        extra=_facts(key, epoch=epoch + 1, loss=result.loss, accuracy=result.accuracy),
     )

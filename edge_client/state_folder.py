@@ -1,10 +1,10 @@
-"""Where a board keeps what must survive a crash:
+"""Where a client keeps what must survive a crash:
 
-identity.json   who the board is (identity.py)
+identity.json   who the client is to the server (identity.py)
 graphs/         the graph of the run, under its id
 downloads/      the model of the round, perhaps in part
-mailbox/        the update of the round, until the server's receipt (mailbox.py)
-lock            held by the client that uses the folder
+outbox/         the update or calibration of the round, until the server's receipt (outbox.py)
+lock            held by the process that uses the folder
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import os
 from pathlib import Path
 
 from fedmpq.edge_client.identity import FILE_NAME
-from fedmpq.edge_client.outbox import Mailbox
-from fedmpq.system.durable_files import OWNER_ONLY, private_folder
+from fedmpq.edge_client.outbox import Outbox
+from fedmpq.system.durable_files import OWNER_ONLY, flush
+from fedmpq.system.private_folders import private_folder
 
 
 class StateError(RuntimeError):
@@ -31,10 +32,18 @@ class StateFolder:
         self.identity = folder / FILE_NAME
         self.graphs = private_folder(folder / "graphs")
         self.downloads = private_folder(folder / "downloads")
-        self.mailbox = Mailbox(folder / "mailbox")
+        self.outbox = Outbox(_renamed(folder / "mailbox", folder / "outbox"))
 
     def close(self) -> None:
         os.close(self._lock)
+
+
+def _renamed(old: Path, new: Path) -> Path:
+    """The folder had another name before, under which an update may still wait for its delivery."""
+    if old.is_dir() and not new.exists():
+        old.rename(new)
+        flush(new.parent)
+    return new
 
 
 def _locked(path: Path) -> int:

@@ -29,6 +29,7 @@ from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.partition import PartitionError
 from fedmpq.lab.round_log import LOG_NAME, RoundResult, read_log
 from fedmpq.lab.workers import WorkerError
+from fedmpq.system.machine import physical_memory
 from fedmpq.training.engine import EngineError, TrainingError
 
 POLL_SECONDS = 0.5
@@ -155,7 +156,7 @@ def free_memory() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return physical_memory() // 2
 
 
 def run_cells(cells: Sequence[Cell], slots: Slots, watch: Watcher) -> None:

@@ -1,12 +1,11 @@
 """Checkpoints: one file that holds all a run needs to go on, replaced as a whole after every round.
 
-An `.npz` archive: `graph` (the graph's bytes), `meta` (JSON), and tensors as server.model_archive has them.
+An `.npz` archive: `graph` (the graph's bytes), `meta` (JSON), and tensors as method.archive has them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedmpq.lab.experiment import Experiment, make_experiment
 from fedmpq.method.archive import Tensors
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.graph import Graph
+from fedmpq.system.durable_files import replacing
 
 FORMAT = 1
 FILE_NAME = "checkpoint.npz"
@@ -36,7 +36,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write beside the old one, flush to disk, then rename: a crash leaves the old or the new, never half."""
+    """Takes the place of the old one: a crash leaves the old or the new, never half of one."""
     model = checkpoint.model
     meta = {
         "format": FORMAT,
@@ -46,17 +46,14 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "bit_widths": model.bit_widths,
         "clients": [asdict(client) for client in model.clients],
     }
-    target, partial = folder / FILE_NAME, folder / f".{FILE_NAME}.partial"
-    with partial.open("wb") as file:
+    target = folder / FILE_NAME
+    with replacing(target, private=False) as file:
         np.savez(
             file,
             graph=_as_array(checkpoint.graph.to_bytes()),
             meta=_as_array(json.dumps(meta).encode()),
             **Tensors.of(model).to_arrays(),
         )
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
     return target
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fedmpq.lab.experiment import Experiment, ExperimentError
+from fedmpq.system.durable_files import append_durably, write_durably
 
 LOG_NAME = "rounds.jsonl"
 
@@ -90,27 +90,17 @@ def logged_results(folder: Path, rounds_done: int) -> list[RoundResult]:
 
 def append_result(folder: Path, result: RoundResult) -> None:
     """One more line, on the disk when this returns."""
-    _append(folder / LOG_NAME, _log_line("round", result.to_dict()))
+    append_durably(folder / LOG_NAME, _log_line("round", result.to_dict()).encode())
 
 
 def write_log(folder: Path, experiment: Experiment, results: Sequence[RoundResult]) -> None:
-    """Beside the old one, then renamed: a crash must not cost the rounds before."""
-    partial = folder / f".{LOG_NAME}.partial"
-    partial.unlink(missing_ok=True)
+    """Takes the place of the old one as a whole: a crash must not cost the rounds before."""
     lines = [
         _log_line("experiment", experiment.to_dict()),
         *(_log_line("round", r.to_dict()) for r in results),
     ]
-    _append(partial, "".join(lines))
-    partial.replace(folder / LOG_NAME)
+    write_durably(folder / LOG_NAME, "".join(lines).encode(), private=False)
 
 
 def _log_line(kind: str, record: dict[str, Any]) -> str:
     return json.dumps({"type": kind, **record}, allow_nan=False) + "\n"
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

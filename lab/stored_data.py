@@ -15,6 +15,7 @@ from fedmpq.data.named import load_named, stratified_subset
 from fedmpq.lab.experiment import ExperimentError
 from fedmpq.lab.paper_tables import DataSet, data_set_of
 from fedmpq.lab.scales import Scale
+from fedmpq.system.durable_files import replacing, write_durably
 
 _SPLIT_SEED = 0
 """The simulator's own: the same limits choose the same images."""
@@ -70,7 +71,7 @@ def store_data(spec: str, scale: Scale, folder: Path) -> StoredData:
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder / f"{data_set.key}.npz", train, test)
     # After the images: the record says that they are complete.
-    record_path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_durably(record_path, (json.dumps(record, indent=2) + "\n").encode(), private=False)
     return _stored(data_set, record, folder)
 
 
@@ -101,8 +102,7 @@ def _limited(data: Dataset, limit: int | None) -> Dataset:
 
 
 def _save(path: Path, train: Dataset, test: Dataset) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with replacing(path, private=False) as file:
         np.savez(
             file,
             x_train=train.images,
@@ -111,4 +111,3 @@ def _save(path: Path, train: Dataset, test: Dataset) -> None:
             y_test=test.labels,
             class_names=np.array(train.class_names),
         )
-    partial.replace(path)

@@ -33,6 +33,7 @@ from fedmpq.lab.initial import seeded_module
 from fedmpq.lab.probes import IntegerProbe, Probe
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
+from fedmpq.system.machine import available_cores
 from fedmpq.training.engine import TrainingError
 from fedmpq.training.integer_trainer import IntegerTrainer
 
@@ -266,7 +267,7 @@ def _worker_errors() -> Iterator[None]:
 
 def default_workers() -> int:
     """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return available_cores()
 
 
 def _save(folder: Path, split: str, data: Dataset) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import secrets
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedmpq.exchange.wire import digest
-from fedmpq.system.durable_files import file_digest, flush
+from fedmpq.system.durable_files import file_digest, move_durably, replacing, write_durably
+from fedmpq.system.private_folders import private_folder
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -61,7 +61,7 @@ class FolderBlobs:
     def __init__(self, folder: Path) -> None:
         self.lock = threading.Lock()
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         for partial in folder.glob(".*.partial"):
             partial.unlink()
 
@@ -71,16 +71,12 @@ class FolderBlobs:
     def put(self, data: bytes) -> bytes:
         name = digest(data)
         if not self.path(name).exists():
-            partial = self._folder / f".{secrets.token_hex(8)}.partial"
-            partial.write_bytes(data)
-            self.adopt(partial, name)
+            write_durably(self.path(name), data)
         return name
 
     def adopt(self, file: Path, name: bytes) -> None:
         """Take a file of the same file system that holds the bytes of `name`; it is moved."""
-        flush(file)
-        file.replace(self.path(name))
-        flush(self._folder)
+        move_durably(file, self.path(name))
 
     def read(self, name: bytes) -> bytes:
         try:
@@ -153,7 +149,7 @@ class Uploads:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
 
     def path(self, client_id: str, name: bytes) -> Path:
         return self._folder / f"{client_id}.{name.hex()}"
@@ -201,7 +197,7 @@ class Outgoing:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lent: dict[bytes, Path] = {}
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
 
     def path(self, name: bytes) -> Path:
         return self._lent.get(name, self._folder / name.hex())
@@ -212,9 +208,8 @@ class Outgoing:
 
     def put(self, data: bytes) -> bytes:
         name = digest(data)
-        partial = self._folder / f".{name.hex()}.partial"
-        partial.write_bytes(data)
-        partial.replace(self.path(name))
+        with replacing(self.path(name), durable=False) as file:
+            file.write(data)
         return name
 
     def size(self, name: bytes) -> int | None:

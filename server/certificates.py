@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from fedmpq.system.private_files import private_folder, write_private
+from fedmpq.system.durable_files import create_durably, write_durably
+from fedmpq.system.private_folders import closed_folder
 
 AUTHORITY_DAYS = 3650
 DEFAULT_DAYS = 365
@@ -58,8 +59,9 @@ class Issued:
 
     def write(self, folder: Path, stem: str, *, overwrite: bool = False) -> None:
         """`stem`.key and `stem`.pem. The key comes first: a certificate that is there has its key."""
-        write_private(folder / f"{stem}.key", self.key, overwrite=overwrite)
-        write_private(folder / f"{stem}.pem", self.certificate, overwrite=overwrite)
+        write = write_durably if overwrite else create_durably
+        write(folder / f"{stem}.key", self.key)
+        write(folder / f"{stem}.pem", self.certificate)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def make_authority(days: int = AUTHORITY_DAYS, now: datetime | None = None) -> A
 
 def write_authority(authority: Authority, folder: Path, *, overwrite: bool = False) -> None:
     issued = Issued(pem_of(authority.certificate), _pem_of_key(authority.key))
-    issued.write(private_folder(folder), "ca", overwrite=overwrite)
+    issued.write(closed_folder(folder), "ca", overwrite=overwrite)
 
 
 def read_authority(folder: Path) -> Authority:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import ipaddress
 import logging
 import os
 import signal
@@ -49,8 +48,9 @@ from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Run
 from fedmpq.server.store.sql import open_store
+from fedmpq.system.addresses import is_loopback, join_address, split_address
+from fedmpq.system.durable_files import write_durably
 from fedmpq.system.logs import say
-from fedmpq.system.private_files import write_private
 
 log = logging.getLogger("fedmpq.server")
 
@@ -128,28 +128,12 @@ def run_server(settings: ServerSettings) -> int:
 
 def check_listen(settings: ServerSettings) -> None:
     """Without TLS anyone on the way can read and change everything, so that must be asked for by name."""
-    host = split_address(settings.listen)[0]
-    if settings.tls is None and not settings.insecure and not _is_loopback(host):
+    host, _ = split_address(settings.listen, lowest_port=0)
+    if settings.tls is None and not settings.insecure and not is_loopback(host):
         raise ServeError(
             f"--listen {settings.listen} reaches beyond this machine, and there is no TLS; make certificates "
             "(fedmpq server init), or say --insecure"
         )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of `HOST:PORT`; an IPv6 host is in brackets."""
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in bare and bare == host):
-        raise ServeError(f"{address!r} is no address to listen on; write HOST:PORT, such as 127.0.0.1:8470")
-    return bare, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @contextmanager
@@ -324,7 +308,7 @@ async def _federation(
     await server.start()
     _announce(settings, address)
     listening = settings.state.path / "listening"
-    write_private(listening, f"{address}\n".encode(), overwrite=True)
+    write_durably(listening, f"{address}\n".encode())
     try:
         yield partial(_stop_federation, server, coordinator, healthy)
     finally:
@@ -341,7 +325,7 @@ async def _stop_federation(server: grpc.aio.Server, coordinator: Coordinator, he
 
 
 def _bind(server: grpc.aio.Server, settings: ServerSettings) -> str:
-    host, _ = split_address(settings.listen)
+    host, _ = split_address(settings.listen, lowest_port=0)
     try:
         if settings.tls is None:
             port = server.add_insecure_port(settings.listen)
@@ -351,7 +335,7 @@ def _bind(server: grpc.aio.Server, settings: ServerSettings) -> str:
         port = 0
     if port == 0:
         raise ServeError(f"cannot listen on {settings.listen}; is another server there, or is it not ours?")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)
 
 
 def _announce(settings: ServerSettings, address: str) -> None:

@@ -18,7 +18,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpq.system.private_files import private_folder, write_private
+from fedmpq.system.durable_files import write_durably
+from fedmpq.system.private_folders import closed_folder
 
 DEFAULT_STATE = Path("fedmpq-server")
 MAX_SOCKET_PATH = 107
@@ -62,7 +63,7 @@ class StateFolder:
             raise StateError(f"{self.path} is not empty and no server's folder; choose another --state")
         if self.path.exists() and not self.path.is_dir():
             raise StateError(f"{self.path} is a file; choose another --state for the server's folder")
-        private_folder(self.path)
+        closed_folder(self.path)
 
     @property
     def exists(self) -> bool:
@@ -88,7 +89,7 @@ class StateFolder:
 
     def remember_database(self, url: str) -> None:
         """Mode 0600, for a URL may hold a password."""
-        write_private(self.path / "database", f"{url}\n".encode(), overwrite=True)
+        write_durably(self.path / "database", f"{url}\n".encode())
 
     def admin_target(self) -> str:
         """gRPC's name for the socket; a relative path where the absolute one is too long for the kernel."""

@@ -1,1 +1,1 @@
-"""The machine underneath: files that survive crashes, private folders, logs. Knows nothing of models."""
+"""The machine underneath: durable files, private folders, addresses, cores, logs. Knows nothing of models."""

@@ -1,48 +1,91 @@
-"""Files that are complete or absent after a crash, and that only their owner may read; and their hashes."""
+"""Files that are whole or absent whatever happens while they are written, and their hashes.
+
+A file is written beside its place, under the name `.NAME.partial`, and then moved there. The next write of
+the same file removes what a crash has left under that name, so a path must not have two writers at a time,
+except with `create_durably`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 OWNER_ONLY = 0o600
-FOLDER_MODE = 0o700
 HASH_BLOCK = 1 << 20
 
 
-def private_folder(folder: Path) -> Path:
-    """Makes `folder` for its owner alone; one that is there stays as it is."""
-    folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
-    return folder
+@contextmanager
+def replacing(path: Path, *, private: bool = True, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` when the block ends; an error leaves the old file.
 
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Puts `data` at `path` so that whatever happens the old file or the whole new one is there."""
-    part = path.with_name(f".{path.name}.new")
+    A private file has mode 0600 from the first byte on, another the mode that the umask gives. A durable file
+    is on the disk, under its name, when the block has ended; one that is not may be lost by a power cut.
+    """
+    part = path.with_name(f".{path.name}.partial")
     part.unlink(missing_ok=True)
-    write_new(part, data)
-    part.replace(path)
+    try:
+        with _new_file(part, private) as file:
+            yield file
+            if durable:
+                _flush_file(file)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if durable:
+        flush(path.parent)
+
+
+def write_durably(path: Path, data: bytes, *, private: bool = True) -> None:
+    """Puts `data` at `path`: after a crash the old file or the whole new one is there."""
+    with replacing(path, private=private) as file:
+        file.write(data)
+
+
+def create_durably(path: Path, data: bytes) -> None:
+    """A new private file with `data`; raises FileExistsError where any file, even a broken link, is there."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        with _new_file(part, private=True) as file:
+            file.write(data)
+            _flush_file(file)
+        # Unlike a rename, a link never takes the place of another file, not even in a race.
+        path.hardlink_to(part)
+    finally:
+        part.unlink(missing_ok=True)
     flush(path.parent)
 
 
-def write_new(path: Path, data: bytes, mode: int = OWNER_ONLY) -> None:
-    """A file that was not there, with this mode from the first byte on, flushed to the disk."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        # open's mode is subject to the umask.
-        os.fchmod(file.fileno(), mode)
+def append_durably(path: Path, data: bytes) -> None:
+    """Adds `data` to the end of the file, which is made if it is not there; on the disk when this returns."""
+    is_new = not path.exists()
+    with path.open("ab") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        _flush_file(file)
+    if is_new:
+        flush(path.parent)
+
+
+def move_durably(source: Path, target: Path) -> None:
+    """Moves a file within one file system; its bytes and its new name are on the disk when this returns."""
+    flush(source)
+    source.replace(target)
+    flush(target.parent)
 
 
 def remove_durably(path: Path) -> None:
+    """Removes the file, if it is there; it does not come back after a power cut."""
     path.unlink(missing_ok=True)
     flush(path.parent)
 
 
 def flush(path: Path) -> None:
-    """What was written to this file is on disk when this returns; of a folder, the names in it."""
+    """Waits until what was written to a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -57,3 +100,18 @@ def file_digest(path: Path) -> bytes:
         while block := file.read(HASH_BLOCK):
             digest.update(block)
     return digest.digest()
+
+
+def _new_file(path: Path, private: bool) -> BinaryIO:
+    """An open file that was not there before."""
+    mode = OWNER_ONLY if private else 0o666
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    if private:
+        # The umask may have taken the owner's own rights away.
+        os.fchmod(descriptor, mode)
+    return os.fdopen(descriptor, "wb")
+
+
+def _flush_file(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

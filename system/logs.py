@@ -1,4 +1,9 @@
-"""Structured logs on standard error: an event and its facts, for people as text or for machines as JSON."""
+"""Structured logs on standard error: a headline and its facts, for people as text or for machines as JSON.
+
+The server's headlines are events with their facts beside them: `round merged round=3 updates=4`. The client's
+are sentences that hold their facts: `round 3: epoch 1 of 2: loss 0.31, accuracy 90.1 %`. As JSON both are one
+object a line: the time, the level, the headline and the facts.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,40 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
 
 
-def configure(log_format: LogFormat, level: int = logging.INFO) -> None:
-    """Send everything the server logs to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if log_format == "json" else _Text())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+def log_events(log_format: LogFormat, level: int = logging.INFO) -> None:
+    """Sends all that this process logs to standard error, as events."""
+    formatter = _Json("event") if log_format == "json" else _EventText()
+    logging.basicConfig(level=level, handlers=[_stderr(formatter)], force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
+def log_sentences(log: logging.Logger, log_format: LogFormat) -> None:
+    """Sends what this logger is told to standard error, as sentences; what libraries log is left out."""
+    log.handlers[:] = [_stderr(_Json("message") if log_format == "json" else _SentenceText())]
+    log.setLevel(logging.INFO)
+
+
 def say(log: logging.Logger, event: str, *, level: int = logging.INFO, **facts: Any) -> None:
-    """Log an event with its facts; a fact that is None is left out."""
+    """Logs an event with its facts; a fact that is None is left out."""
     known = {name: value for name, value in facts.items() if value is not None}
-    log.log(level, event, extra={"facts": known})
+    log.log(level, event, extra=with_facts(known))
+
+
+def with_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call of a logger takes as `extra`, so that the facts of its sentence stand in the JSON too."""
+    return {"facts": dict(facts)}
+
+
+def _stderr(formatter: logging.Formatter) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    return handler
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
@@ -30,7 +52,12 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     return facts
 
 
-class _Text(logging.Formatter):
+def _utc(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+class _EventText(logging.Formatter):
     """`2026-01-31 12:00:00 INFO round merged round=3 updates=4`"""
 
     default_msec_format = ""
@@ -43,17 +70,24 @@ class _Text(logging.Formatter):
         return line
 
 
-class _Json(logging.Formatter):
-    """One object a line: time, level, event, and the facts beside them."""
+class _SentenceText(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z warning: the upload broke off`; the level of ordinary lines is left out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {
-            "time": f"{stamp}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **_facts(record),
-        }
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return f"{_utc(record)} {level}{record.getMessage()}"
+
+
+class _Json(logging.Formatter):
+    """One object a line: time, level, the headline under the key `headline`, and the facts beside them."""
+
+    def __init__(self, headline: str) -> None:
+        super().__init__()
+        self._headline = headline
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = {"time": _utc(record), "level": record.levelname.lower(), self._headline: record.getMessage()}
+        line = head | _facts(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -15,7 +15,6 @@ channel.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import numpy as np
@@ -28,6 +27,7 @@ from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import check_state
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
+from fedmpq.system.machine import available_cores
 from fedmpq.training.arena import Arena
 from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError
 from fedmpq.training.native_layer import TrainedLayer
@@ -49,7 +49,7 @@ class NativeEngine:
     def __init__(self, threads: int | None = None, float_errors: bool = False) -> None:
         if threads is not None and threads < 1:
             raise EngineError(f"threads = {threads}: the native engine needs at least one")
-        self.threads = min(threads or _cores(), MAX_THREADS)
+        self.threads = min(threads or available_cores(), MAX_THREADS)
         self._float_errors = float_errors
         self._arena = Arena()
 
@@ -142,8 +142,3 @@ class NativeEngine:
         step = bound.put_into(self._arena.block)
         self._steps[images] = step
         return step
-
-
-def _cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -239,7 +239,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(
     ca.write_text("-----BEGIN CERTIFICATE-----\n")
     for words, expected in (
         ((*far, "--budget", "4", *data), "there is no TLS: give --bundle DIR"),
-        (("--server", "localhost", "--budget", "4", *data), "give HOST:PORT"),
+        (("--server", "localhost", "--budget", "4", *data), "write HOST:PORT"),
         ((*here, "--budget", "9", *data), "--budget 9 is outside 1..8"),
         ((*here, "--budget", "4", *data, "--name", "a b"), "give a --name"),
         ((*here, "--budget", "4", *data, "--token", "a", "--token-file", "b"), "leave one of them out"),

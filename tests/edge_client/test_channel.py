@@ -6,32 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.edge_client.channel import ChannelError, TlsKeys, make_endpoint, read_keys, split_address
+from fedmpq.edge_client.channel import ChannelError, TlsKeys, make_endpoint, read_keys
 from fedmpq.server import certificates
 
 KEYS = TlsKeys(b"ca", b"certificate", b"secret key")
-
-
-@pytest.mark.parametrize(
-    ("address", "parts"),
-    [
-        ("localhost:50051", ("localhost", 50051)),
-        ("192.168.1.10:1", ("192.168.1.10", 1)),
-        ("[::1]:65535", ("::1", 65535)),
-        ("board.lab.example:443", ("board.lab.example", 443)),
-    ],
-)
-def test_addresses(address: str, parts: tuple[str, int]) -> None:
-    assert split_address(address) == parts
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["", "localhost", ":50051", "host:", "host:0", "host:65536", "host:x", "::1:50051", "http://a:1"],
-)
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(ChannelError, match="HOST:PORT"):
-        split_address(address)
 
 
 @pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:1", "127.3.2.1:1", "[::1]:1"])

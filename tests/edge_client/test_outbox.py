@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from fedmpq.edge_client.outbox import Mailbox, RoundKey
+from fedmpq.edge_client.outbox import Outbox, RoundKey
+from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.exchange.messages import Phase
 from fedmpq.exchange.wire import digest
 
@@ -19,16 +21,16 @@ UPDATE = bytes(range(256)) * 100
 @pytest.mark.parametrize("phase", get_args(Phase))
 def test_an_update_survives(tmp_path: Path, phase: Phase) -> None:
     key = KEY._replace(phase=phase)
-    assert Mailbox(tmp_path / "box").pending() is None
-    put = Mailbox(tmp_path / "box").put(key, UPDATE)
-    found = Mailbox(tmp_path / "box").pending()
+    assert Outbox(tmp_path / "box").pending() is None
+    put = Outbox(tmp_path / "box").put(key, UPDATE)
+    found = Outbox(tmp_path / "box").pending()
     assert found == put
     assert (found.key, found.payload, found.size) == (key, digest(UPDATE), len(UPDATE))
     assert found.path.read_bytes() == UPDATE
 
 
 def test_a_new_one_takes_its_place(tmp_path: Path) -> None:
-    box = Mailbox(tmp_path)
+    box = Outbox(tmp_path)
     box.put(KEY, UPDATE)
     box.put(KEY._replace(round=4), UPDATE + b"!")
     found = box.pending()
@@ -38,7 +40,7 @@ def test_a_new_one_takes_its_place(tmp_path: Path) -> None:
 
 
 def test_cleared_is_empty(tmp_path: Path) -> None:
-    box = Mailbox(tmp_path)
+    box = Outbox(tmp_path)
     box.put(KEY, UPDATE)
     box.clear()
     assert box.pending() is None
@@ -46,7 +48,7 @@ def test_cleared_is_empty(tmp_path: Path) -> None:
 
 
 def test_a_crash_before_the_index_leaves_nothing_to_send(tmp_path: Path) -> None:
-    box = Mailbox(tmp_path)
+    box = Outbox(tmp_path)
     box.put(KEY, UPDATE)
     (tmp_path / "pending.json").unlink()
     assert box.pending() is None
@@ -55,7 +57,7 @@ def test_a_crash_before_the_index_leaves_nothing_to_send(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "index"])
 def test_what_the_disk_did_not_keep_is_thrown_away(tmp_path: Path, harm: str) -> None:
-    box = Mailbox(tmp_path)
+    box = Outbox(tmp_path)
     path = box.put(KEY, UPDATE).path
     if harm == "cut":
         path.write_bytes(UPDATE[:-1])
@@ -72,7 +74,7 @@ def test_what_the_disk_did_not_keep_is_thrown_away(tmp_path: Path, harm: str) ->
 @pytest.mark.parametrize("phase", [None, "distillation", 1])
 def test_an_answer_of_no_known_phase_is_thrown_away(tmp_path: Path, phase: object) -> None:
     """Such as one that an older version has left, or a newer one before it was put back."""
-    box, index = Mailbox(tmp_path), tmp_path / "pending.json"
+    box, index = Outbox(tmp_path), tmp_path / "pending.json"
     box.put(KEY, UPDATE)
     record = json.loads(index.read_text())
     if phase is None:
@@ -82,3 +84,12 @@ def test_an_answer_of_no_known_phase_is_thrown_away(tmp_path: Path, phase: objec
     index.write_text(json.dumps(record))
     assert box.pending() is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_update_under_the_folders_former_name_is_still_delivered(tmp_path: Path) -> None:
+    Outbox(tmp_path / "mailbox").put(KEY, UPDATE)
+    with closing(StateFolder(tmp_path)) as state:
+        found = state.outbox.pending()
+    assert found is not None
+    assert (found.key, found.path.read_bytes()) == (KEY, UPDATE)
+    assert not (tmp_path / "mailbox").exists()

@@ -72,8 +72,8 @@ class Scene:
         return self.server.federation
 
     @property
-    def mailbox(self) -> list[Path]:
-        return list((self.folder / "mailbox").iterdir())
+    def outbox(self) -> list[Path]:
+        return list((self.folder / "outbox").iterdir())
 
     def play(self, scenario: Callable[[], Awaitable[None]]) -> None:
         asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -140,7 +140,7 @@ def test_a_board_enrols_trains_and_delivers(scene: Scene) -> None:
 
     async def scenario() -> None:
         async with scene.board():
-            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
 
     scene.play(scenario)
     assert scene.federation.complete() == [scene.work.update(scene.data)]
@@ -328,7 +328,7 @@ def test_a_lost_receipt_is_asked_for_and_nothing_sent_again(scene: Scene) -> Non
 
     async def scenario() -> None:
         async with scene.board():
-            await until(lambda: scene.federation.count("GetUpload") == 1 and not scene.mailbox)
+            await until(lambda: scene.federation.count("GetUpload") == 1 and not scene.outbox)
 
     scene.play(scenario)
     assert scene.federation.count("Upload") == 1
@@ -421,7 +421,7 @@ def test_cut_connections_during_a_round(scene: Scene) -> None:
 
     async def scenario() -> None:
         async with scene.board(address=proxy.address):
-            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
 
     with proxy:
         scene.play(scenario)
@@ -457,7 +457,7 @@ def test_a_rejected_update_is_dropped_and_the_next_round_done(
     async def scenario() -> None:
         async with scene.board():
             await until(lambda: "rejected" in caplog.text)
-            await until(lambda: not scene.mailbox)
+            await until(lambda: not scene.outbox)
             for event in scene.work.offer(scene.federation) + scene.work.offer(scene.federation, 2):
                 scene.federation.send(event)
             await until(lambda: bool(scene.federation.complete(2)))
@@ -474,7 +474,7 @@ def test_an_update_that_is_too_late_is_dropped(scene: Scene, caplog: pytest.LogC
 
     async def scenario() -> None:
         async with scene.board():
-            await until(lambda: "came too late: round 1 is over" in caplog.text and not scene.mailbox)
+            await until(lambda: "came too late: round 1 is over" in caplog.text and not scene.outbox)
 
     scene.play(scenario)
 
@@ -645,7 +645,7 @@ def test_a_board_measures_statistics_and_delivers_them(
 
     async def scenario() -> None:
         async with scene.board():
-            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
 
     scene.play(scenario)
     assert scene.federation.complete() == []
@@ -672,7 +672,7 @@ def test_a_calibration_follows_the_training_of_its_round(
             for phase in phases:
                 for event in scene.work.offer(scene.federation, phase=phase):
                     scene.federation.send(event)
-                await until(lambda p=phase: scene.federation.complete(phase=p) and not scene.mailbox)  # type: ignore[misc]
+                await until(lambda p=phase: scene.federation.complete(phase=p) and not scene.outbox)  # type: ignore[misc]
             for event in scene.work.offer(scene.federation, phase=pb.CALIBRATION):
                 scene.federation.send(event)
             await until(lambda: scene.federation.count("GetUpload") == 1)
@@ -699,13 +699,13 @@ def test_statistics_that_wait_are_delivered_and_not_measured_again(
 
     async def again() -> None:
         async with scene.board(token=""):
-            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
 
     def refuse_to_measure(*_: object) -> bytes:
         raise AssertionError("it measures again")
 
     scene.play(killed)
-    assert scene.mailbox
+    assert scene.outbox
     monkeypatch.setattr(session, "make_calibration", refuse_to_measure)
     scene.federation.faults.upload = []
     scene.federation.phases.clear()
@@ -727,7 +727,7 @@ def test_a_waiting_update_gives_way_to_the_calibration_of_its_round(scene: Scene
 
     async def again() -> None:
         async with scene.board():
-            await until(lambda: scene.federation.complete(phase=pb.CALIBRATION) and not scene.mailbox)
+            await until(lambda: scene.federation.complete(phase=pb.CALIBRATION) and not scene.outbox)
 
     scene.play(killed)
     scene.federation.faults.upload = [cut_after(0)]
@@ -821,7 +821,7 @@ def test_an_assignment_said_twice_is_trained_once(scene: Scene, caplog: pytest.L
 
     async def scenario() -> None:
         async with scene.board():
-            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
             for event in offer:
                 scene.federation.send(event)
             await until(lambda: scene.federation.count("GetUpload") == 1)
@@ -838,7 +838,7 @@ def test_a_server_that_lost_the_update_gets_it_again(scene: Scene) -> None:
 
     async def scenario() -> None:
         async with scene.board():
-            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
             scene.federation.receipts.clear()
             scene.federation.uploads.clear()
             for event in offer:
@@ -862,10 +862,10 @@ def test_an_update_that_waits_is_delivered_and_not_trained_again(
 
     async def again() -> None:
         async with scene.board(token=""):
-            await until(lambda: bool(scene.federation.receipts) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
 
     scene.play(killed)
-    assert scene.mailbox
+    assert scene.outbox
     caplog.clear()
     scene.federation.faults.upload = []
     if not repeated:
@@ -887,7 +887,7 @@ def test_a_waiting_update_of_an_older_round_is_dropped(scene: Scene) -> None:
 
     async def again() -> None:
         async with scene.board():
-            await until(lambda: bool(scene.federation.complete(2)) and not scene.mailbox)
+            await until(lambda: bool(scene.federation.complete(2)) and not scene.outbox)
 
     scene.play(killed)
     scene.federation.faults.upload = [cut_after(0)]

@@ -12,7 +12,7 @@ import pytest
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, Federation, federation
-from fedmpq.edge_client.outbox import Mailbox, Pending, RoundKey
+from fedmpq.edge_client.outbox import Outbox, Pending, RoundKey
 from fedmpq.edge_client.transfer import (
     DEFAULT_CHUNK,
     LARGEST_CHUNK,
@@ -49,7 +49,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def pending(tmp_path: Path) -> Pending:
-    return Mailbox(tmp_path / "mailbox").put(RoundKey("run-1", 2, "training", NAME), DATA)
+    return Outbox(tmp_path / "outbox").put(RoundKey("run-1", 2, "training", NAME), DATA)
 
 
 def call(server: RunningServer, action: Callable[[Federation], Awaitable[T]]) -> T:
@@ -156,7 +156,7 @@ def test_a_second_try_asks_and_goes_on(server: RunningServer, pending: Pending) 
 def test_question_and_header_name_the_phase(
     server: RunningServer, tmp_path: Path, phase: Phase, number: pb.Phase
 ) -> None:
-    pending = Mailbox(tmp_path / "mailbox").put(RoundKey("run-1", 2, phase, NAME), DATA)
+    pending = Outbox(tmp_path / "outbox").put(RoundKey("run-1", 2, phase, NAME), DATA)
     receipt = send(server, delivery_of(pending, resumed=True))
     assert (receipt.round, receipt.phase) == (2, number)
     assert server.federation.phases == [("GetUpload", number), ("Upload", number)]

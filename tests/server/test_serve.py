@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # ty
     ProtoReflectionDescriptorDatabase,
 )
 
-from fedmpq.server.serve import ServeError, split_address
+from fedmpq.system.addresses import split_address
 from tools.programs import FEDMPQ, Program, wait_until
 
 SECONDS = 60.0
@@ -114,18 +114,6 @@ def test_insecure_can_be_asked_for_by_name(tmp_path: Path) -> None:
     code, output = run_to_end(tmp_path, *command)
     assert code == 0, output
     assert "no TLS" in output
-
-
-@pytest.mark.parametrize("address", ["8470", "host", ":80", "host:", "host:x", "::1:80", "h:70000"])
-def test_a_bad_address_is_named(address: str) -> None:
-    with pytest.raises(ServeError, match="HOST:PORT"):
-        split_address(address)
-
-
-def test_good_addresses() -> None:
-    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
-    assert split_address("[::1]:80") == ("::1", 80)
-    assert split_address("localhost:0") == ("localhost", 0)
 
 
 def test_one_server_to_a_folder_and_to_a_port(tmp_path: Path) -> None:
