@@ -39,12 +39,11 @@ def _add_required(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data",
-        type=Path,
         metavar="PATH",
-        help="labelled images: class folders, idx files or .npz",
+        help="labelled images: class folders, idx files, .npz, or your own source as package.module:Class",
     )
     parser.add_argument(
-        "--test-data", type=Path, metavar="PATH", help="measure received models on these (default: on --data)"
+        "--test-data", metavar="PATH", help="measure received models on these (default: on --data)"
     )
     parser.add_argument(
         "--size", type=_size, metavar="N|HxW", help="load images at this size, to save memory"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedmpq.data.dataset import load
+from fedmpq.data.open_source import load
 from fedmpq.lab import scales, tables_report
 from fedmpq.lab.cells import Cell, Clock, Slots, Status, cell_bytes, free_memory, run_cells, slots_for
 from fedmpq.lab.experiment import PAPER_BUDGETS, Experiment, ExperimentError

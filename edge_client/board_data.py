@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from fedmpq.data.dataset import DataError, Dataset, Size, Split, load, resize, splits
+from fedmpq.data.data_source import Split
+from fedmpq.data.dataset import DataError, Dataset, Size, resized
+from fedmpq.data.open_source import load, splits
 from fedmpq.model.graph import Graph
 
 MAX_EVALUATED = 1000
@@ -29,8 +30,11 @@ class BoardData:
         return BoardData(fitted(self.train, graph), fitted(self.evaluation, graph))
 
 
-def load_board_data(data: Path, test_data: Path | None, size: Size | None) -> BoardData:
-    """Without `test_data` a share of the training images stands in for it."""
+def load_board_data(data: str, test_data: str | None, size: Size | None) -> BoardData:
+    """The data sets that this board's command line names, by paths or as `package.module:Class`.
+
+    Without `test_data` a share of the training images stands in for it.
+    """
     train = load(data, "train", size)
     if test_data is None:
         return BoardData(train, _share(train))
@@ -73,8 +77,7 @@ def fitted(data: Dataset, graph: Graph) -> Dataset:
             f"this board's images have {channels} channels, the model takes {image.channels}: "
             "give it images of that colour mode"
         )
-    images = resize(data.images, (image.height, image.width))
-    return data if images is data.images else Dataset(images, data.labels, data.class_names, data.skipped)
+    return resized(data, (image.height, image.width))
 
 
 def _share(data: Dataset) -> Dataset:

@@ -90,16 +90,16 @@ def _board(arguments: argparse.Namespace, name: str) -> Board:
     return Board(name, arguments.budget, data, engine, text, threads)
 
 
-def _tell_data(path: Path, data: BoardData) -> None:
+def _tell_data(source: str, data: BoardData) -> None:
     train = data.train
     if len(train) < MIN_SAMPLES:
-        raise ClientError(f"{path} has {len(train)} image; training needs at least {MIN_SAMPLES}")
+        raise ClientError(f"{source} has {len(train)} image; training needs at least {MIN_SAMPLES}")
     if train.skipped:
         where, reason = train.skipped[0]
         log.warning("%d images are left out, such as %s: %s", len(train.skipped), where, reason)
     log.info(
         "%s: %d images of %dx%dx%d in %d classes",
-        path,
+        source,
         len(train),
         *train.image_shape,
         len(train.class_names),

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.data.named import load_named, stratified_subset
+from fedmpq.data.named import load_named
+from fedmpq.data.stratified import stratified_subset
 from fedmpq.lab.experiment import ExperimentError
 from fedmpq.lab.paper_tables import DataSet, data_set_of
 from fedmpq.lab.scales import Scale

@@ -12,7 +12,8 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedmpq.data.dataset import MAX_CLASSES, Dataset, load, splits
+from fedmpq.data.dataset import MAX_CLASSES, Dataset
+from fedmpq.data.open_source import load, names_object, splits
 from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
@@ -202,7 +203,10 @@ def _located(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def _beside(folder: Path, path: str | None) -> str | None:
-    return None if path is None else str((folder / Path(path).expanduser()).resolve())
+    """A path as seen from the folder of the configuration; a `package.module:Class` is none."""
+    if path is None or names_object(path):
+        return path
+    return str((folder / Path(path).expanduser()).resolve())
 
 
 def make_config(settings: Mapping[str, Any]) -> RunConfig:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedmpq.data.dataset import load
+from fedmpq.data.open_source import load
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import NotRunning, administration
 from fedmpq.server.state_folder import StateFolder

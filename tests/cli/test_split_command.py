@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedmpq.cli.main import main
-from fedmpq.data.dataset import load
+from fedmpq.data.open_source import load
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
 

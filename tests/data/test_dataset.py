@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedmpq.data.dataset import DataError, Dataset, load, resize, splits
+from fedmpq.data.dataset import DataError, Dataset, resize
+from fedmpq.data.open_source import load, splits
 
 RNG = np.random.default_rng(7)
 small_images = hnp.arrays(

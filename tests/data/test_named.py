@@ -21,7 +21,8 @@ from PIL import Image
 
 from fedmpq.data import named as lab_data
 from fedmpq.data.dataset import DataError, Dataset, resize
-from fedmpq.data.named import load_named, stratified_split, stratified_subset
+from fedmpq.data.named import load_named
+from fedmpq.data.stratified import stratified_split, stratified_subset
 from fedmpq.system.torchvision_ops import import_torchvision
 
 RNG = np.random.default_rng(11)

@@ -60,12 +60,12 @@ def test_models_are_measured_on_test_data_or_a_share(tmp_path: Path) -> None:
     count = 2 * MAX_EVALUATED + 1
     train = {"x_train": np.zeros((count, 4, 4), np.uint8), "y_train": np.arange(count) % 10}
     test = {"x_test": np.ones((7, 4, 4), np.uint8), "y_test": np.arange(7)}
-    _save(tmp_path / "train.npz", **train)
+    _save(str(tmp_path / "train.npz"), **train)
     _save(tmp_path / "test.npz", **test)
-    data = load_board_data(tmp_path / "train.npz", None, None)
+    data = load_board_data(str(tmp_path / "train.npz"), None, None)
     assert (len(data.train), len(data.evaluation)) == (count, MAX_EVALUATED)
     assert set(data.evaluation.labels.tolist()) == set(range(10))
-    assert len(load_board_data(tmp_path / "train.npz", tmp_path / "test.npz", None).evaluation) == 7
-    plain = load_board_data(tmp_path / "train.npz", tmp_path / "train.npz", 2)
+    assert len(load_board_data(str(tmp_path / "train.npz"), str(tmp_path / "test.npz"), None).evaluation) == 7
+    plain = load_board_data(str(tmp_path / "train.npz"), str(tmp_path / "train.npz"), 2)
     assert len(plain.evaluation) == MAX_EVALUATED
     assert plain.train.image_shape == (2, 2, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.data.dataset import load
+from fedmpq.data.open_source import load
 from tests.federation.federation import Federation
 from tools.programs import FEDMPQ, Program, wait_for_port
 

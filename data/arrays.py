@@ -1,0 +1,53 @@
+"""Arrays from files as pixels and labels: which types and ranges are accepted, and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.data.dataset import MAX_CLASSES, DataError, Images, Labels, describe
+
+
+def pixels(path: Path, key: str, array: NDArray[Any]) -> Images:
+    """uint8 as it is, floats in 0..1 as rint(255 * x); (N, H, W) gains a channel axis."""
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim != 4 or array.shape[3] > 16 or not all(array.shape[1:]):
+        raise DataError(
+            f"{path}: array {key} has shape {array.shape}, must be (N, H, W) or (N, H, W, 1..16): "
+            "transpose (N, C, H, W) by (0, 2, 3, 1)"
+        )
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind != "f":
+        raise DataError(f"{path}: array {key} is {array.dtype}, must be uint8 or float in 0..1: convert it")
+    if not np.isfinite(array).all():
+        raise DataError(f"{path}: array {key} holds NaN or infinity, must lie in 0..1: drop these images")
+    if array.size and not 0.0 <= float(array.min()) <= float(array.max()) <= 1.0:
+        raise DataError(
+            f"{path}: array {key} spans {array.min()}..{array.max()}, floats must lie in 0..1: rescale it"
+        )
+    scaled: NDArray[np.float32] = array.astype(np.float32) * np.float32(255)
+    return np.rint(scaled).astype(np.uint8)
+
+
+def label_vector(path: Path, array: NDArray[Any]) -> Labels:
+    """Integers of any type, (N,) or (N, 1), as int64 of shape (N,)."""
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size != array.shape[0]:
+        raise DataError(f"{path}: labels are {describe(array)}, must be integers of shape (N,): convert them")
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
+        raise DataError(
+            f"{path}: labels span {array.min()}..{array.max()}, must lie in 0..{MAX_CLASSES - 1}: "
+            "renumber them"
+        )
+    return array.reshape(-1).astype(np.int64)
+
+
+def numbered_classes(path: Path, arrays: Iterable[NDArray[Any]]) -> tuple[str, ...]:
+    """Classes without names: "0", "1", ... up to the highest label of any split."""
+    highest = max((int(label_vector(path, array).max(initial=0)) for array in arrays), default=0)
+    return tuple(str(label) for label in range(highest + 1))
