@@ -165,3 +165,14 @@ def test_a_path_that_exists_is_a_path(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("kind", [NpzSource, IdxSource, ImageFolders, InMemory, FashionMnist, Cifar])
 def test_the_built_in_sources_fit_too(kind: type) -> None:
     require_members(kind, DataSource, "data source")
+
+
+def test_the_documented_source_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (tmp_path / "garden.py").write_text(page.split("```python\n")[1].split("```")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "garden", None)
+    del sys.modules["garden"]
+    train, test = load_named("garden:Photos", size=8)
+    assert (train.images.shape, test.images.shape) == ((400, 8, 8, 3), (100, 8, 8, 3))

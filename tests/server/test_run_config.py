@@ -220,3 +220,8 @@ def test_a_relative_path_starts_from_the_folder_given(tmp_path: Path) -> None:
     read = parse_config(text, tmp_path)
     assert read.test_data == str(tmp_path.resolve() / "data/test.npz")
     assert read.calibration_data == str(tmp_path.resolve() / "more.npz")
+
+
+def test_a_source_of_ones_own_is_no_path(tmp_path: Path) -> None:
+    read = parse_config('name = "x"\nclients_per_round = 1\ntest_data = "garden.photos:Test"', tmp_path)
+    assert read.test_data == "garden.photos:Test"
