@@ -6,7 +6,11 @@ TORCH := torch>=2.13,<2.14
 FOLDERS := proto kernels system model data exchange training method edge_client server export lab cli
 KERNEL_SOURCES := kernels/CMakeLists.txt $(shell find kernels/include kernels/src -type f)
 
-.PHONY: help demo test lint sanitize bench wheels clean
+# What `make check` runs of the tests: the folders that start no export runtime, no emulated board and no federation.
+QUICK := $(addprefix tests/,system kernels model data exchange training method edge_client server lab cli proto) \
+	tests/test_imports.py tests/test_sizes.py
+
+.PHONY: help demo check test lint sanitize bench wheels clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -14,6 +18,9 @@ help: ## this list
 
 demo: .venv/installed ## a server and four boards on this machine train digits over mutual TLS
 	@$(BIN)/python -m tools.demo
+
+check: lint ## for the edit loop, under two minutes: lint, then the quick tests
+	@$(BIN)/pytest -n 2 -q -m "not slow" $(QUICK)
 
 test: lint sanitize ## lint, sanitizers, then every test
 	@$(BIN)/pytest -n 2 -q

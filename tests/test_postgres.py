@@ -18,6 +18,7 @@ from tests import postgres
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(postgres.SETTING, postgres.REQUIRED)
@@ -43,6 +44,8 @@ def test_databases_are_apart_and_go_away() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts it under another account")
 def test_binaries_in_a_folder_closed_to_others_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,6 +87,7 @@ def test_none_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
+@pytest.mark.slow
 def test_a_server_given_by_its_url_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with postgres.running() as own:
         given = own.url.set(drivername="postgresql").render_as_string(hide_password=False)

@@ -9,7 +9,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def until(condition: Callable[[], Result], seconds: float = 30.0) -> Result:
+def until(condition: Callable[[], Result], seconds: float = 60.0) -> Result:
     """What the condition gives once that is true."""
     end = time.monotonic() + seconds
     while not (result := condition()):

@@ -37,7 +37,7 @@ def test_our_rounds_send_little_more_than_the_payload(
     facts = json.loads(capsys.readouterr().out)
     assert facts["flwr_seconds_per_round"] is None
     assert facts["speedup_vs_flwr"] is None
-    assert 0 < facts["seconds_per_round"] < 5
+    assert facts["seconds_per_round"] > 0
     assert 20 < facts["server_peak_mb"] < 1000
     assert facts["cores"] >= 1
     assert len(facts["load_average_before"]) == 3

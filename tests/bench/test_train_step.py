@@ -76,8 +76,8 @@ def test_json_is_one_object_with_the_promised_facts(
     for name in ratios:
         assert facts[name] == pytest.approx(facts["spreads"][name]["median"], abs=1e-3)
         assert facts[name] > 0
-    # The native process holds no torch, whose own pages alone are more than this.
-    assert 0 < facts["memory_growth_mb"] < facts["memory_peak_mb"] < 120
+    # The native process holds no torch, whose own pages alone are more than all of its memory.
+    assert 0 < facts["memory_growth_mb"] < facts["memory_peak_mb"] < facts["torch_memory_peak_mb"]
     assert facts["torch_memory_growth_mb"] > 0
     assert facts["cpu_model"]
     assert len(facts["load_average_before"]) == len(facts["load_average_after"]) == 3

@@ -231,6 +231,7 @@ def test_ctrl_c_while_starting_is_no_traceback(capsys: Capture, command: Install
     assert run(capsys, "try") == (130, "", "")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)

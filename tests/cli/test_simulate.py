@@ -166,6 +166,7 @@ def test_a_toml_file_sets_and_an_option_overrides(capsys: Capture) -> None:
     assert experiment.participation == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_what_devices_run_can_be_chosen_over_the_profile(capsys: Capture) -> None:
     words = [*TINY, "--profile", "best", "--rounds", "1", "--out"]
@@ -213,6 +214,7 @@ def test_json_is_all_there_is_on_standard_output(capsys: Capture) -> None:
 # Comparing
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_comparison_is_one_table_and_goes_on_where_it_stopped(capsys: Capture) -> None:
     words = [*TINY, "--rounds", "1", "--out", "both", "--seeds", "0,1,0", "--compare"]
@@ -240,6 +242,7 @@ def test_a_comparison_is_one_table_and_goes_on_where_it_stopped(capsys: Capture)
     assert not Path("both/fpq8-best-digits_cnn-0").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_what_only_fedmpq_has_does_not_disturb_the_others(capsys: Capture) -> None:
     options = ["--profile", "paper", "--deal", "pruning_growing", "--ablation", "msb+deal", "--json"]
@@ -338,6 +341,7 @@ def test_a_folder_that_cannot_be_made_is_named(capsys: Capture) -> None:
     assert "Not a directory: 'file/run'" in mistake(capsys, *TINY, "--out", "file/run")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_checkpoint_that_is_missing_or_damaged_is_named(capsys: Capture) -> None:
     assert mistake(capsys, "--resume", "nowhere").startswith("there is no checkpoint at nowhere")
@@ -357,6 +361,7 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_named(capsys: Capture) -> No
     assert succeed(capsys, "--resume", "run").count("round 1/1") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_corrupt_image_is_skipped_and_counted(capsys: Capture) -> None:
     random = np.random.default_rng(0)
@@ -399,6 +404,7 @@ def write_model(name: str, body: str, head: str = "") -> None:
 GOOD = "return self.fc(torch.relu(self.conv(x)).flatten(1))"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("method", ["fedmpq", "fpq8", "fp32", "uveqfed"])
 def test_ones_own_model_runs(capsys: Capture, method: str) -> None:
@@ -466,6 +472,7 @@ def test_a_model_that_cannot_be_traced_is_named(capsys: Capture, name: str, body
 # Real processes
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_one_line_too(capfd: Capture) -> None:
     """One's own model, imported anew in a real worker, and a learning rate that makes its loss no number."""
     write_model("own_real", GOOD)
@@ -530,6 +537,7 @@ class Run:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.fixture
 def runs() -> Iterator[list[Run]]:
     """All that were started, to be cleared away if a test fails."""
@@ -602,6 +610,7 @@ def test_ctrl_c_before_anything_is_saved_promises_nothing(
     assert (code, out, err) == (130, "stopped before anything was saved\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_ctrl_c_in_a_comparison_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     real = simulation.run

@@ -302,6 +302,8 @@ def line_of(process: subprocess.Popen[str], seconds: float = 30.0) -> str:
     return process.stdout.readline()
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 def test_every_change_is_a_line_where_no_terminal_is(
     server: Administered, state: Path, as_json: bool

@@ -76,7 +76,7 @@ class Scene:
         return list((self.folder / "outbox").iterdir())
 
     def play(self, scenario: Callable[[], Awaitable[None]]) -> None:
-        asyncio.run(asyncio.wait_for(scenario(), 60))
+        asyncio.run(asyncio.wait_for(scenario(), 180))
 
     @asynccontextmanager
     async def board(self, **changes: Any) -> Any:
@@ -121,7 +121,7 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fedmpq.client")
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to that"

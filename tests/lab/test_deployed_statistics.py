@@ -93,6 +93,7 @@ def re_estimated(prepared: Prepared, folder: Path) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_deployed_accuracy_is_that_of_centrally_estimated_statistics(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

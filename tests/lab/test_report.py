@@ -138,6 +138,7 @@ def assert_picture(path: Path) -> None:
     assert len(colors) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 4, 30])
 def test_a_run_becomes_a_picture(tmp_path: Path, rounds: int) -> None:
     results = [result(n, n / 40) for n in range(1, rounds + 1)]

@@ -99,6 +99,7 @@ def reproduce(capsys: Capture, *words: str) -> tuple[int, str, str]:
 # Many cells
 
 
+@pytest.mark.slow
 def test_cells_side_by_side_are_the_same_as_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes; one cell was broken off after its first round, and one cannot run."""
     data, many = str(store_data("digits", TOY, tmp_path / "data").path), tmp_path / "many"
@@ -181,6 +182,7 @@ def test_memory_grows_with_the_images() -> None:
         Slots(3, 2)
 
 
+@pytest.mark.slow
 def test_time_left_is_that_of_the_rounds_left(tmp_path: Path, in_process: None) -> None:
     done, more, long = cell(tmp_path), cell(tmp_path, seed=1), cell(tmp_path, seed=2, epochs=3)
     other = cell(tmp_path, method="fp32")
@@ -197,6 +199,7 @@ def test_time_left_is_that_of_the_rounds_left(tmp_path: Path, in_process: None) 
 # The paper's scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "side", "model", "layers"), [(10, 32, "resnet20", 22), (202, 64, "resnet44", 46)]
 )
@@ -224,6 +227,7 @@ def test_the_paper_scale_starts(tmp_path: Path, classes: int, side: int, model: 
 # The command
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_another_number_of_rounds_has_cells_and_files_of_its_own(capsys: Capture) -> None:
     words = ["table1", "--data", "digits", "--only", "fedmpq", "--alpha", "1", "--seeds", "0", "--out", "out"]
@@ -237,6 +241,7 @@ def test_another_number_of_rounds_has_cells_and_files_of_its_own(capsys: Capture
     assert "--rounds" not in Path("out/table1-cifar10-alpha1-fedmpq.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_table_is_run_written_and_gone_on_with(capsys: Capture) -> None:
     words = ["table1", "--data", "digits", "--only", "fp32,fedmpq", "--alpha", "0.5", "--out", "out"]
@@ -279,6 +284,7 @@ def test_a_table_is_run_written_and_gone_on_with(capsys: Capture) -> None:
     assert "1 of 2 cells to run" in reproduce(capsys, *words)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_json_is_all_there_is_on_standard_output(capsys: Capture) -> None:
     words = ["epochs", "--data", "digits", "--only", "fpq8", "--seeds", "5", "--json"]
@@ -312,6 +318,7 @@ def test_a_mistake_is_one_line(capsys: Capture, words: str, expected: str) -> No
     assert not Path("runs/reproduce-mid/cells").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_cell_that_fails_is_told_and_the_table_written(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -260,6 +260,7 @@ def distance(one: Side, true: Side, norm: str) -> tuple[float, float]:
     return float(np.sqrt(np.mean(shift**2))), float(np.sqrt(np.mean(ratio**2)))
 
 
+@pytest.mark.slow
 def test_moved_statistics_are_near_those_of_the_quantized_network() -> None:
     graph = network()
     norms = [node.name for node in graph.nodes if isinstance(node.op, BatchNorm)]

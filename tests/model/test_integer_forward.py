@@ -216,6 +216,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return net.graph(draw(st.integers(1, 8)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_random_networks_equal_the_reference(graph: Graph, seed: int) -> None:
@@ -255,6 +256,7 @@ def small_model() -> Model:
     return random_model(net.graph(), 8, odd=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 8, 250])
 def test_the_batch_size_changes_nothing(batch: int) -> None:
     from tests.training.torch_products import integer_products
@@ -331,6 +333,7 @@ def test_values_are_dropped_after_their_last_reader(monkeypatch: pytest.MonkeyPa
 # Whole networks.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["digits_cnn", "resnet8", "resnet20", "mobilenet_v2", "resnet18"])
 def test_numpy_and_torch_agree_on_the_zoo(name: str) -> None:
@@ -359,6 +362,7 @@ def test_numpy_and_torch_agree_on_the_zoo(name: str) -> None:
     assert len(np.unique(with_torch[program.output], axis=0)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_trained_network_predicts_what_its_float_model_does() -> None:
     from fedmpq.exchange.messages import Assignment, TrainingPlan, pack_layers

@@ -97,6 +97,7 @@ def randomize(module: Any) -> None:
 SIZES = {"digits_cnn": (1, 8, 8), "resnet8": (1, 14, 14)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.names())
 def test_zoo_models_compute_the_same(name: str) -> None:
     torch.manual_seed(0)
@@ -142,6 +143,7 @@ def stacks(draw: st.DrawFn) -> tuple[Any, tuple[int, int, int]]:
     return nn.Sequential(*layers, nn.Linear(features, 3)), shape
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(stacks())
 def test_random_stacks_compute_the_same(stack: tuple[Any, tuple[int, int, int]]) -> None:

@@ -60,6 +60,7 @@ def test_convolutions_begin_as_kaiming_says() -> None:
     assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.03)
 
 
+@pytest.mark.slow
 def test_graph_has_the_same_id_in_another_process() -> None:
     program = (
         "from fedmpq.model import zoo;"

@@ -140,17 +140,18 @@ class StandIn:
                 await self.close()
                 await asyncio.sleep(0.05)
 
-    async def _stream(self) -> str:
+    async def _stream(self, welcome_seconds: float = WELCOME_SECONDS) -> str:
         stream = self.listen()
         while True:
-            # A connection that a server which is no more had not accepted yet looks open for ever.
-            patience = None if self.connected.is_set() else WELCOME_SECONDS
+            # A connection that a server which is no more had not accepted yet looks open for ever. A server
+            # that is slow under load needs longer every time, not more connections.
+            patience = None if self.connected.is_set() else welcome_seconds
             try:
                 event = await asyncio.wait_for(stream.read(), patience)
             except asyncio.TimeoutError:
                 stream.cancel()
                 await self.close()
-                return await self._stream()
+                return await self._stream(2 * welcome_seconds)
             assert isinstance(event, pb.Event), "the stream ended without a status"
             kind = event.WhichOneof("event")
             if kind == "welcome":

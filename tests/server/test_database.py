@@ -34,6 +34,7 @@ for number in range(10_000):
 """
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_sigkill(database_url: str) -> None:
     store = open_store(database_url)
     run = queue(store)

@@ -180,6 +180,7 @@ def test_the_newest_stream_wins(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_flood_of_streams_leaves_room_for_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
@@ -540,6 +541,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     uploads=st.lists(REQUESTS, min_size=4, max_size=8),

@@ -30,7 +30,7 @@ classes = 10
 input_scale = 0.01
 input_zero_point = 78
 """
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def probe(served: Served, bundle: str, metadata: tuple[tuple[str, str], ...]) ->
     return refused(lambda: list(stub.Download(request, metadata=metadata, timeout=SECONDS)))
 
 
+@pytest.mark.slow
 def test_the_socket_is_the_owners_alone(served: Served) -> None:
     assert stat.S_IMODE((served.state / "admin.sock").stat().st_mode) == 0o600
     assert stat.S_IMODE(served.state.stat().st_mode) == 0o700
@@ -119,6 +120,7 @@ def test_status_of_a_server_that_waits(ask: Ask) -> None:
     assert facts["run"]["metrics"] is None
 
 
+@pytest.mark.slow
 def test_runs_are_queued_paused_resumed_and_aborted(ask: Ask, tmp_path: Path) -> None:
     file = tmp_path / "second.toml"
     file.write_text(RUN.format(name="second"))
@@ -194,6 +196,7 @@ def test_no_one_is_let_in_without_an_identity(served: Served, ask: Ask) -> None:
         assert probe(served, "camera-5", metadata)[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.slow
 def test_it_stops_and_its_folder_remembers(served: Served, capsys: Capture) -> None:
     assert served.program.terminate() == 0
     assert not (served.state / "admin.sock").exists()

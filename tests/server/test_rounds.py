@@ -31,6 +31,7 @@ from tests.server.small_model import GRAPH
 from tests.server.stand_in import StandIn, made_up, nudge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["paper", "best"])
 def test_a_run_ends_with_the_model_that_the_method_alone_makes(tmp_path: Path, profile: str) -> None:
     async def scenario() -> None:
@@ -50,6 +51,7 @@ def reversed_copy(clients: list[StandIn]) -> list[StandIn]:
     return clients[::-1]
 
 
+@pytest.mark.slow
 def test_some_of_the_clients_are_drawn_for_each_round(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
@@ -65,6 +67,7 @@ def test_some_of_the_clients_are_drawn_for_each_round(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_crashes_at_any_moment_change_nothing(tmp_path: Path, seed: int) -> None:
     """The same clients, the same rounds, the same model to the bit."""
@@ -219,6 +222,8 @@ def test_without_a_quorum_the_round_goes_on_with_those_who_are_here(tmp_path: Pa
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_a_rejected_update_costs_its_sender_and_not_the_round(tmp_path: Path) -> None:
     def too_loud(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Update:
         return replace(nudge(graph, assignment, payload, samples), samples=samples * 1000)
@@ -279,6 +284,7 @@ def test_pause_resume_and_abort(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_runs_follow_one_another(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
@@ -427,6 +433,8 @@ def only_told(client: StandIn) -> list[grpc.aio.AioRpcError]:
     return refused
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_a_board_that_is_gone_does_not_hold_up_a_calibration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

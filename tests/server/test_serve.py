@@ -79,6 +79,7 @@ def test_it_says_where_it_listens_and_stops_on_sigterm(tmp_path: Path) -> None:
         assert not (server.state / "admin.sock").exists()
 
 
+@pytest.mark.slow
 def test_it_starts_again_after_a_kill(tmp_path: Path) -> None:
     with Server(tmp_path) as server:
         assert server.address
@@ -100,6 +101,7 @@ def test_a_restart_is_quick_and_without_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "example.org:80"])
 def test_without_tls_only_loopback_is_served(tmp_path: Path, listen: str) -> None:
     code, output = run_to_end(tmp_path, "--listen", listen)
@@ -116,6 +118,7 @@ def test_insecure_can_be_asked_for_by_name(tmp_path: Path) -> None:
     assert "no TLS" in output
 
 
+@pytest.mark.slow
 def test_one_server_to_a_folder_and_to_a_port(tmp_path: Path) -> None:
     with Server(tmp_path) as server:
         address = server.address
@@ -129,6 +132,7 @@ def test_one_server_to_a_folder_and_to_a_port(tmp_path: Path) -> None:
         assert server.program.terminate() == 0
 
 
+@pytest.mark.slow
 def test_a_run_is_made_once_and_gone_on_with(tmp_path: Path) -> None:
     config = tmp_path / "first.toml"
     config.write_text(RUN)
@@ -154,6 +158,7 @@ def test_a_run_is_made_once_and_gone_on_with(tmp_path: Path) -> None:
         assert "rounds = 2 there and 3 here" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -171,6 +176,7 @@ def test_a_bad_run_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     assert len(output.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

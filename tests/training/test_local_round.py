@@ -273,6 +273,7 @@ def equal(left: Update, right: Update) -> bool:
     ) and all(np.array_equal(left.side[name], right.side[name]) for name in left.side)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["paper", "carried"])
 @pytest.mark.parametrize("pad", [0, 1])
 def test_a_round_repeats_to_the_bit_and_its_key_matters(

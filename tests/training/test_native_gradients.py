@@ -193,6 +193,7 @@ def test_gradients_from_8_bit_errors_point_the_same_way(
         assert np.linalg.norm(got.layers[name]) == pytest.approx(np.linalg.norm(gradient), rel=0.1), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_8_bit_errors_are_right_on_average(name: str) -> None:
     """The mean over seeds strays from the gradients of float errors by no more than its own noise."""

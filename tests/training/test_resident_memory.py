@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from fedmpq.exchange.messages import TrainingPlan
+from tests.cost import float_activations_mb, peak_mb_after
 from tools import rounds
 
 ROOT = Path(__file__).resolve().parents[2]
-MEGABYTES = 120
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from Linux's /proc")
 def test_a_client_that_trains_resnet20_stays_small(tmp_path: Path) -> None:
-    """Python, NumPy, gRPC and two steps of batch 64 together; no torch in the process."""
+    """Two steps of batch 64 take an eighth of what one batch's activations alone would take in fp32."""
     source = tmp_path / "round.npz"
     rounds.make(source, "resnet20", (3, 32, 32), 128, TrainingPlan(epochs=1, batch_size=64, pad=4, flip=True))
     script = "import grpc, runpy; runpy.run_module('tools.rounds', run_name='__main__', alter_sys=True)"
@@ -26,4 +27,6 @@ def test_a_client_that_trains_resnet20_stays_small(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     assert report["heavy"] == []
-    assert report["peak_mb"] < MEGABYTES, report
+    before = peak_mb_after("import grpc, fedmpq.training.native_engine")
+    room = float_activations_mb(rounds.load(source).graph, 64) / 8
+    assert report["peak_mb"] - before < room, (report, before, room)

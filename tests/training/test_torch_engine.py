@@ -370,6 +370,7 @@ def integer_accuracy(digits: Any, layers: Layers, side: Side) -> float:
     return float(np.mean(logits.argmax(axis=1) == digits.test.labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("update", "rule", "bits", "momentum_bits"),
     [("paper", "max", 8, 32), ("paper", "max", 4, 8), ("carried", "least_error", 4, 32)],
