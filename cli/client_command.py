@@ -1,4 +1,4 @@
-"""`fedmpq client`: this device takes part in a federation."""
+"""`fedmpq client`: this board takes part in a federation as a client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _add_required(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=float,
         metavar="BITS",
-        help="bits per weight this device can hold, 1..8",
+        help="bits per weight that this board can hold, 1..8",
     )
     parser.add_argument(
         "--data",
@@ -58,7 +58,7 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ca", type=Path, metavar="PEM", help="the authority that signed the server's certificate"
     )
-    group.add_argument("--cert", type=Path, metavar="PEM", help="this board's certificate, for mutual TLS")
+    group.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificate, for mutual TLS")
     group.add_argument("--key", type=Path, metavar="PEM", help="the key of --cert")
     group.add_argument("--token", metavar="T", help="enrolment token; needed once")
     group.add_argument("--token-file", type=Path, metavar="FILE", help="read the token from a file")
@@ -67,7 +67,7 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
 
 def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("behaviour")
-    group.add_argument("--name", help="this board's name (default: the bundle's, or the host's)")
+    group.add_argument("--name", help="this client's name (default: the bundle's, or the host's)")
     group.add_argument(
         "--state",
         type=Path,
@@ -83,7 +83,7 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
         "--fetch-model",
         type=_format,
         metavar="FORMAT",
-        help=f"do not train: get this board's own model as a file, {', '.join(FORMATS)}, and end",
+        help=f"do not train: get this client's own model as a file, {', '.join(FORMATS)}, and end",
     )
     group.add_argument(
         "-o",

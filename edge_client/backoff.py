@@ -13,7 +13,7 @@ _MOST_DOUBLINGS = 64
 
 
 class BackoffError(ValueError):
-    """Pauses that cannot be."""
+    """Lengths of pauses that make no sense."""
 
 
 class Backoff:
@@ -31,7 +31,7 @@ class Backoff:
         self._failures = 0
 
     def pause(self) -> float:
-        """Counts a failure; how long to wait after it."""
+        """Counts a failure and says how many seconds to wait after it."""
         longest = min(self.most, self.least * 2.0 ** min(self._failures, _MOST_DOUBLINGS))
         self._failures += 1
         return longest * self._uniform()
@@ -41,5 +41,5 @@ class Backoff:
         self._failures = 0
 
     def fresh(self) -> Backoff:
-        """Another of the same settings, without failures."""
+        """A new one with the same settings that has counted no failures."""
         return Backoff(self.least, self.most, self._uniform)

@@ -42,7 +42,7 @@ def federation(channel: grpc.aio.Channel) -> Federation:
 
 @dataclass(frozen=True)
 class TlsKeys:
-    """PEM bytes: the authority that signed the server, and this board's certificate for mutual TLS."""
+    """PEM bytes: the authority that signed the server, and this client's certificate for mutual TLS."""
 
     authority: bytes | None = None
     certificate: bytes | None = None
@@ -55,14 +55,14 @@ class Endpoint:
 
     address: str
     keys: TlsKeys | None = None
-    """None: unencrypted."""
+    """None means that nothing is encrypted."""
     keepalive_seconds: float = 60.0
-    """A silent connection is asked this often whether it is alive..."""
+    """After so many seconds of silence the server is asked whether it is still there."""
     keepalive_timeout: float = 20.0
-    """...and is dead if this long nothing comes back."""
+    """After so many seconds without an answer the connection is given up."""
 
     def open(self) -> grpc.aio.Channel:
-        """A new connection that shares nothing with those before: gRPC's own pauses would add to ours."""
+        """A new connection. It shares nothing with earlier ones: gRPC's own pauses would add to ours."""
         host, _ = split_address(self.address)
         options = (
             ("grpc.use_local_subchannel_pool", 1),
@@ -109,7 +109,7 @@ def read_keys(ca: Path | None, certificate: Path | None, key: Path | None) -> Tl
 
 
 def _check_authority(path: Path) -> None:
-    """gRPC itself would say no more than that there is no connection."""
+    """Checked here, because gRPC would only say that there is no connection."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:

@@ -1,4 +1,4 @@
-"""The process behind `fedmpq client`: options to parts, signals to a clean end, events to lines of a log."""
+"""The process behind `fedmpq client`: it makes a session from the options and ends it cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedmpq.system.machine import available_cores
 from fedmpq.training.engine import make_engine
 
 STOP_SECONDS = 1.0
-"""How long a stopped client waits for the batch at hand; what it loses then is trained anew."""
+"""How long a stopped client waits for the batch it is training; then the round is lost and trained anew."""
 CTRL_C = 130
 
 log = logging.getLogger("fedmpq.client")
@@ -44,7 +44,7 @@ class ClientError(ValueError):
 
 def run(arguments: argparse.Namespace) -> int:
     """What `fedmpq client` does with its options."""
-    # Before the event loop runs, while data are loaded, the same promise holds: SIGTERM is clean.
+    # SIGTERM ends it cleanly also before the event loop runs, while data are loaded.
     signal.signal(signal.SIGTERM, _exit_cleanly)
     log_sentences(log, arguments.log_format)
     endpoint = _endpoint(arguments)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_training(arguments: argparse.Namespace) -> None:
     for option in ("budget", "data"):
         if getattr(arguments, option) is None:
-            raise ClientError(f"--{option} is missing; a board that trains needs it")
+            raise ClientError(f"--{option} is missing; a client that trains needs it")
     if not 1 <= arguments.budget <= 8:
         raise ClientError(f"--budget {arguments.budget:g} is outside 1..8 bits per weight")
 
@@ -132,7 +132,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _token(arguments: argparse.Namespace) -> str:
-    """Empty if none is given: an enrolled board needs none, and its bundle's may be deleted."""
+    """Empty if none is given: an enrolled client needs none, and its bundle's may be deleted."""
     if arguments.token is not None and arguments.token_file is not None:
         raise ClientError("--token and --token-file are given; leave one of them out")
     if arguments.token is not None:

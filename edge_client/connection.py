@@ -1,6 +1,6 @@
 """The connection to the server: kept, lost, and made again with growing pauses.
 
-A status of gRPC is one of three things here: the server refuses this board, whatever it asks (RefusedError);
+A status of gRPC is one of three things here: the server refuses this client, whatever it asks (RefusedError);
 one request will never be granted (raised as it is); or it may go better another time (tried again).
 """
 
@@ -35,7 +35,7 @@ log = logging.getLogger("fedmpq.client")
 
 
 class RefusedError(RuntimeError):
-    """The server does not want this board; the message says how to mend it."""
+    """The server does not accept this client; the message says how to mend that."""
 
 
 async def enrol(
@@ -44,11 +44,11 @@ async def enrol(
     """The identity in the file; if there is none, the one that the request's token buys."""
     known = load_identity(identity_file)
     if known is not None:
-        log.info("this board is %s (client %s)", known.name, known.client_id)
+        log.info("this is %s (client %s)", known.name, known.client_id)
         return known
     if not request.token:
         raise RefusedError(
-            f"this board is not enrolled yet, there is no {identity_file}: give --bundle DIR, --token T or "
+            f"this client is not enrolled yet, there is no {identity_file}: give --bundle DIR, --token T or "
             "--token-file F; on the server, `fedmpq server token` makes a token"
         )
     answer = await _ask_for_identity(endpoint, request, retry.fresh(), patience)
@@ -81,7 +81,7 @@ class _Ending(NamedTuple):
 
     text: str
     over_limit: bool = False
-    """Such as by a newer stream: two clients with one identity must not chase each other quickly."""
+    """A newer stream of the same identity took its place: two such clients must not do so in quick turns."""
 
 
 class Connection:
@@ -173,7 +173,7 @@ class Connection:
         if isinstance(error, grpc.aio.AioRpcError):
             self._raise_if_refused(error)
             if error.code() is Code.INVALID_ARGUMENT:
-                raise RefusedError(f"{self._endpoint.address} refused this board: {said(error)}")
+                raise RefusedError(f"{self._endpoint.address} refused this client: {said(error)}")
             return _Ending(said(error), over_limit=error.code() is Code.RESOURCE_EXHAUSTED)
         if isinstance(error, TransferError):
             return _Ending(str(error))
@@ -184,11 +184,11 @@ class Connection:
             return
         fix = {
             Code.UNAUTHENTICATED: f"to enrol again, delete {self._identity_file} and start with a new token",
-            Code.PERMISSION_DENIED: "start with the certificate this board enrolled with, or delete "
+            Code.PERMISSION_DENIED: "start with the certificate this client enrolled with, or delete "
             f"{self._identity_file} and enrol again with a new token",
             Code.UNIMPLEMENTED: f"is {self._endpoint.address} a server of fedmpq {version('fedmpq')}?",
         }[error.code()]
-        raise RefusedError(f"{self._endpoint.address} refused this board: {said(error)}; {fix}")
+        raise RefusedError(f"{self._endpoint.address} refused this client: {said(error)}; {fix}")
 
 
 def may_help(error: grpc.aio.AioRpcError) -> bool:

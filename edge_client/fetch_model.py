@@ -1,4 +1,4 @@
-"""`fedmpq client --fetch-model`: this board's own model as a file for an inference runtime, and its card."""
+"""`fedmpq client --fetch-model`: this client's own model as a file for an inference runtime, and its card."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger("fedmpq.client")
 async def fetch_model(
     endpoint: Endpoint, identity_file: Path, wanted: str, folder: Path, retry: Backoff, patience: Patience
 ) -> Path:
-    """The file, in `folder`; tried again through cuts and restarts, and gone on with where it broke."""
+    """Downloads the file into `folder`; after a cut or a restart the download goes on where it broke."""
     identity = load_identity(identity_file)
     if identity is None:
         raise RefusedError(
-            f"this board is not enrolled yet, there is no {identity_file}: take part in a run first"
+            f"this client is not enrolled yet, there is no {identity_file}: take part in a run first"
         )
     folder.mkdir(parents=True, exist_ok=True)
     while True:

@@ -1,4 +1,4 @@
-"""Who this board is to the server: got once by enrolling, kept in a file that its owner alone can read."""
+"""Who this client is to the server: given once at enrolment, kept in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IdentityError(ValueError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What Enroll gave, and to whom."""
+    """What the server gave at enrolment, and which server it was."""
 
     client_id: str
     secret: str = field(repr=False)
@@ -30,7 +30,7 @@ class Identity:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries to prove it."""
+        """What every call carries to prove who it comes from."""
         return (("authorization", f"Bearer {self.client_id}.{self.secret}"),)
 
 
@@ -42,7 +42,7 @@ def load_identity(path: Path) -> Identity | None:
         return None
     if mode & _OTHERS:
         raise IdentityError(
-            f"{path} holds this board's secret and others may read it (mode {mode:04o}, must be 0600): "
+            f"{path} holds this client's secret and others may read it (mode {mode:04o}, must be 0600): "
             f"run chmod 600 {path}, or delete it and enrol again if you do not trust them"
         )
     try:
@@ -60,10 +60,10 @@ def save_identity(path: Path, identity: Identity) -> None:
 
 
 def checked_name(name: str) -> str:
-    """The name as it is, if a board may be called so."""
+    """The name unchanged, if a client may have it."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise IdentityError(
-            f"a board cannot be called {name!r}; give a --name of letters, digits and '_.-', "
+            f"a client cannot be called {name!r}; give a --name of letters, digits and '_.-', "
             f"beginning with a letter or digit, at most {MAX_NAME}"
         )
     return name

@@ -20,7 +20,7 @@ _SUFFIX = ".update"
 
 
 class RoundKey(NamedTuple):
-    """One assignment, however often the server repeats it."""
+    """Names one assignment; the server may send the same one several times."""
 
     run_id: str
     round: int
@@ -41,7 +41,7 @@ class Pending:
 
 
 class Outbox:
-    """Holds at most one update: a board is in one round at a time."""
+    """Holds at most one update: a client is in one round at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = private_folder(folder)

@@ -106,7 +106,7 @@ def make_calibration(
 async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:
     """Runs `work` in a thread. Cancelled, it sets `stop` and waits for the end; cancelled again, it does not.
 
-    The thread is no reason for the process to stay: a batch on a slow board may outlast a shutdown.
+    The process does not wait for the thread when it ends: a batch on a slow board may take too long.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()

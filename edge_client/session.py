@@ -1,4 +1,4 @@
-"""What a board does with the server's events: for every assignment download, train or measure, upload.
+"""What a client does with the server's events: it downloads each assignment, trains or measures, and uploads.
 
 The round at hand is a task of its own. It goes on while the connection is away and waits for it only where it
 needs it; a new assignment, a cancellation or the end of the run takes its place. What a crash leaves in the
@@ -61,7 +61,7 @@ log = logging.getLogger("fedmpq.client")
 
 @dataclass(frozen=True)
 class Board:
-    """What this device brings to the federation."""
+    """What this board brings to the federation."""
 
     name: str
     budget: float
@@ -77,7 +77,7 @@ class Settings:
     """How the session behaves, whatever it trains."""
 
     token: str = field(default="", repr=False)
-    """Empty: the board must have an identity already."""
+    """Empty if the client is enrolled already."""
     retry: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
     patience: Patience = field(default_factory=Patience)
     exit_when_done: bool = False
@@ -100,7 +100,7 @@ class _Job:
 
 
 class Session:
-    """A board's life with a server; `run` ends with an error, or with the run if the settings say so."""
+    """Takes part in runs until an error, or until the end of a run if the settings say so."""
 
     def __init__(self, endpoint: Endpoint, state: StateFolder, board: Board, settings: Settings) -> None:
         self._endpoint = endpoint
@@ -188,7 +188,7 @@ class Session:
         if self._job is not None and _address(self._job.key) == address:
             facts = _facts(self._job.key)
             log.warning(
-                "round %d: goes on without this board: %s", cancelled.round, cancelled.reason, extra=facts
+                "round %d: goes on without this client: %s", cancelled.round, cancelled.reason, extra=facts
             )
             await self._drop_job()
             self._state.outbox.clear()
@@ -219,7 +219,7 @@ class Session:
             await asyncio.wait({job.task})
 
     async def _guarded(self, key: RoundKey, work: Coroutine[Any, Any, None]) -> None:
-        """A round that cannot be done is told and left; what is wrong with the board ends the session."""
+        """Logs and leaves a round that cannot be done here; any other error ends the session."""
         try:
             await work
         except (TrainingError, PlanError, WireError, GraphError, ProgramError) as error:

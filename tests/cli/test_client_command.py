@@ -266,7 +266,7 @@ def test_a_revoked_identity_is_exit_code_2(scene: Scene) -> None:
     scene.federation.identities.clear()
     log = scene.finish("--exit-when-done", code=2)
     last = log.splitlines()[-1]
-    assert last.startswith(f"fedmpq client: {scene.server.address} refused this board:")
+    assert last.startswith(f"fedmpq client: {scene.server.address} refused this client:")
     assert f"delete {scene.folder / 'state' / 'identity.json'} and start with a new token" in last
 
 

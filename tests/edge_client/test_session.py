@@ -512,7 +512,7 @@ def test_a_wrong_token_ends_the_client(scene: Scene) -> None:
 def test_a_board_the_server_cannot_use_ends_with_its_words(scene: Scene) -> None:
     reason = "a client trains on 2 samples or more, not on 1"
     scene.federation.faults.listen = [refuse(grpc.StatusCode.INVALID_ARGUMENT, reason)]
-    with pytest.raises(RefusedError, match=f"refused this board: {reason}"):
+    with pytest.raises(RefusedError, match=f"refused this client: {reason}"):
         scene.play(scene.run)
 
 
@@ -761,10 +761,10 @@ def test_only_a_cancellation_of_its_own_phase_stops_the_work(
             scene.federation.send(renamed)
             await until(lambda: "(renamed)" in caplog.text)
             assert training()
-            assert "goes on without this board" not in caplog.text
+            assert "goes on without this client" not in caplog.text
             scene.federation.send(own)
             await until(lambda: not training(), seconds=2)
-            assert "round 1: goes on without this board: the deadline passed" in caplog.text
+            assert "round 1: goes on without this client: the deadline passed" in caplog.text
             for event in scene.work.offer(scene.federation, 2):
                 scene.federation.send(event)
             await until(lambda: bool(scene.federation.complete(2)))
