@@ -1,18 +1,19 @@
 """What a data source is: something that knows its splits and loads each as a data set.
 
-The built-in ones (`npz`, `idx`, `image_folders`, `named`) are sources like any of the user's own.
+The built-in ones (`npz`, `idx`, `image_folders`, `in_memory`, `named`) are sources like the user's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from fedmpq.data.dataset import DataError, Dataset, Size, height_width, resized
 
 Split = Literal["train", "test"]
 
 
+@runtime_checkable
 class DataSource(Protocol):
     """Labelled images to train on, and perhaps others to test with.
 
@@ -31,21 +32,6 @@ class DataSource(Protocol):
         images that come in another size are resized by area.
         """
         ...
-
-
-class InMemory:
-    """Data sets that are there already."""
-
-    def __init__(self, train: Dataset, test: Dataset | None = None) -> None:
-        self._sets: dict[Split, Dataset] = {"train": train}
-        if test is not None:
-            self._sets["test"] = test
-
-    def splits(self) -> tuple[Split, ...]:
-        return tuple(self._sets)
-
-    def load(self, split: Split, size: Size | None) -> Dataset:
-        return resized(self._sets[split], size)
 
 
 def load_split(source: DataSource, name: str, split: Split, size: Size | None = None) -> Dataset:

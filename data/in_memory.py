@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.data.data_source import Split
+from fedmpq.data.dataset import DataError, Dataset, Size, resized
 
 
 @runtime_checkable
@@ -17,6 +18,21 @@ class Indexed(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any: ...
+
+
+class InMemory:
+    """Data sets that are there already."""
+
+    def __init__(self, train: Dataset, test: Dataset | None = None) -> None:
+        self._sets: dict[Split, Dataset] = {"train": train}
+        if test is not None:
+            self._sets["test"] = test
+
+    def splits(self) -> tuple[Split, ...]:
+        return tuple(self._sets)
+
+    def load(self, split: Split, size: Size | None) -> Dataset:
+        return resized(self._sets[split], size)
 
 
 def from_arrays(

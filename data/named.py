@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedmpq.data.data_source import DataSource, InMemory, Split, load_split
+from fedmpq.data.data_source import DataSource, Split, load_split
 from fedmpq.data.dataset import DataError, Dataset, Size, resized
+from fedmpq.data.in_memory import InMemory
 from fedmpq.data.open_source import OwnSource, load_own, names_object, open_path
 from fedmpq.data.stratified import stratified_split, stratified_subset
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import Dataset
 from fedmpq.data.in_memory import Indexed, from_arrays, from_pairs
-from fedmpq.data.named import FOLDER_TEST_SHARE, stratified_split
+from fedmpq.data.named import TEST_SHARE
+from fedmpq.data.stratified import stratified_split
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
@@ -33,7 +35,7 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 def simulate(
     model: str | nn.Module,
-    data: str | Path | Dataset | Indexed | tuple[Any, Any],
+    data: str | Path | DataSource | Dataset | Indexed | tuple[Any, Any],
     *,
     budgets: Sequence[float] | None = None,
     rounds: int | None = None,
@@ -48,11 +50,11 @@ def simulate(
     """Train one model over simulated clients, one for each of `budgets`, and give the run.
 
     `model` is a `torch.nn.Module`, a name of the zoo or "package.module:function". `data` is a name or path
-    as `fedmpq simulate --data` takes it, a `Dataset`, a torch data set of (image, label) pairs, arrays
-    `(images, labels)`, or a pair of two of these: training and test. Without test images a tenth is kept for
-    it. `method` is a name, or a class of your own (see `fedmpq.QuantizedMethod`). `folder` keeps the run;
-    without one it is gone when the program ends. Other settings are those of `fedmpq simulate`, such as
-    `epochs=2`.
+    as `fedmpq simulate --data` takes it, a `DataSource`, a `Dataset`, a torch data set of (image, label)
+    pairs, arrays `(images, labels)`, or a pair of two of these: training and test. Without test images a
+    tenth is kept for it. `method` is a name, or a class of your own (see `fedmpq.QuantizedMethod`). `folder`
+    keeps the run; without one it is gone when the program ends. Other settings are those of `fedmpq
+    simulate`, such as `epochs=2`.
     """
     experiment = make_experiment(_named(model, data, budgets, rounds, method, settings))
     train, test = _loaded(data, experiment)
@@ -101,10 +103,12 @@ def _spec(method: MakesMethod) -> str:
 def _loaded(data: object, experiment: Experiment) -> tuple[Dataset, Dataset]:
     if isinstance(data, str | Path):
         return simulation.load_data(experiment)
+    if isinstance(data, DataSource):
+        return simulation.load_data(experiment, data)
     if isinstance(data, tuple) and len(data) == 2 and not _is_images(data[0]):
         train, test = (_dataset(part) for part in data)
         return train, replace(test, class_names=train.class_names)
-    return stratified_split(_dataset(data), FOLDER_TEST_SHARE, experiment.seed)
+    return stratified_split(_dataset(data), TEST_SHARE, experiment.seed)
 
 
 def _is_images(value: object) -> bool:

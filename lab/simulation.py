@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import Dataset
 from fedmpq.data.named import load_named
 from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
@@ -165,10 +166,10 @@ def _run(
     return results
 
 
-def load_data(experiment: Experiment) -> tuple[Dataset, Dataset]:
-    """The images an experiment trains on, and those it is tested on."""
+def load_data(experiment: Experiment, source: DataSource | None = None) -> tuple[Dataset, Dataset]:
+    """The images an experiment trains on, and those it is tested on: of `data`, unless of a source."""
     return load_named(
-        experiment.data,
+        experiment.data if source is None else source,
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,
         size=experiment.size,

@@ -15,6 +15,7 @@ from torch import nn
 
 import fedmpq
 from fedmpq.data.dataset import DataError
+from fedmpq.data.in_memory import InMemory, from_pairs
 from fedmpq.lab.experiment import ExperimentError
 from fedmpq.lab.run import RunError
 from fedmpq.method.post_training import QuantizeError
@@ -111,6 +112,15 @@ def test_a_network_and_data_without_names_are_trained_read_and_exported(tmp_path
         run.deployed(client=7)
     with pytest.raises(RunError, match=r"outside 1\.\.8"):
         run.deployed(budget=9)
+
+
+def test_a_data_source_trains_as_the_same_data_does() -> None:
+    settings = {**QUICK, "workers": 1, "budgets": [2, 8], "rounds": 1}
+    torch.manual_seed(0)
+    network = Network()
+    data = from_pairs(Pairs())
+    of_source = fedmpq.simulate(network, InMemory(data), **settings)
+    assert of_source.history["loss"] == fedmpq.simulate(network, data, **settings).history["loss"]
 
 
 def test_a_folder_is_not_replaced_unasked_and_a_run_goes_on(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpq.data.data_source import DataSource, InMemory
+from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import DataError, Dataset
 from fedmpq.data.idx import IdxSource
 from fedmpq.data.image_folders import ImageFolders
+from fedmpq.data.in_memory import InMemory
 from fedmpq.data.named import Cifar, FashionMnist, load_named
 from fedmpq.data.npz import NpzSource
 from fedmpq.data.open_source import load, names_object, open_source, splits
