@@ -22,7 +22,7 @@ class Backoff:
     def __init__(self, least: float, most: float, uniform: Callable[[], float] = random.random) -> None:
         if not 0 < least <= most < float("inf"):
             raise BackoffError(
-                f"pauses of {least:g} to {most:g} seconds between tries cannot be; "
+                f"pauses of {least:g} to {most:g} seconds between tries make no sense; "
                 "--retry-least must be above 0 and at most --retry-most"
             )
         self.least = least

@@ -1,4 +1,4 @@
-"""The board's own images as a model wants them: labelled by the model's classes, at the model's size."""
+"""The board's own images as a model takes them: labelled by the model's classes, at the model's size."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def fitted(data: Dataset, graph: Graph) -> Dataset:
 
 
 def _share(data: Dataset) -> Dataset:
-    """At random, because files may come in any order, but always the same ones."""
+    """At most MAX_EVALUATED images, at random, because files may be sorted, but always the same ones."""
     if len(data) <= MAX_EVALUATED:
         return data
     return data.subset(np.sort(np.random.default_rng(0).permutation(len(data))[:MAX_EVALUATED]))

@@ -14,7 +14,7 @@ from fedmpq.edge_client.connection import RefusedError, may_help, pause, said
 from fedmpq.edge_client.identity import Identity, load_identity
 from fedmpq.edge_client.transfer import Patience, TransferError, download, have, within
 from fedmpq.proto import federation_pb2 as pb
-from fedmpq.system.durable_files import write_durably
+from fedmpq.system.durable_files import flush, write_durably
 
 EXPORT_SECONDS = 600.0
 """The server may have to make the file first."""
@@ -54,6 +54,8 @@ async def _fetch(
     path = folder / Path(offer.file_name).name
     if not have(path, offer.payload):
         await download(stub, identity.metadata, retry, offer.payload, offer.payload_bytes, path, patience)
+    # The card comes last: a model that has one is whole, whatever happens now.
+    flush(path)
     write_durably(path.with_name(f"{path.name}.json"), offer.card.encode())
     log.info("%s: %d bytes, verified by the server's runtime", path, offer.payload_bytes)
     return path

@@ -1,9 +1,9 @@
 """What a client does with the server's events: it downloads each assignment, trains or measures, and uploads.
 
-The round at hand is a task of its own. It goes on while the connection is away and waits for it only where it
-needs it; a new assignment, a cancellation or the end of the run takes its place. What a crash leaves in the
-state folder is taken up again: an update is delivered, a download goes on, and training begins anew, with the
-same result to the bit.
+The current round is a task of its own. It goes on while there is no connection, and waits for one only
+where it needs it. A new assignment, a cancellation or the end of the run ends it. After a crash the next
+start goes on with what is in the state folder: an update is delivered, a download goes on where it broke,
+and training begins anew, with the same result to the bit.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Job:
-    """The round at hand."""
+    """The current round."""
 
     key: RoundKey
     task: asyncio.Task[None]
@@ -207,7 +207,7 @@ class Session:
         if self._settings.exit_when_done and not self._over.done():
             self._over.set_result(None)
 
-    # The round at hand
+    # The current round
 
     def _start(self, key: RoundKey, work: Coroutine[Any, Any, None]) -> None:
         self._job = _Job(key, asyncio.create_task(self._guarded(key, work)))
@@ -287,7 +287,7 @@ class Session:
         return await in_thread(training, stop)
 
     def _check(self, graph: Graph, assignment: pb.Assignment, run: pb.RunDescription) -> None:
-        """Refuses what can be known to be wrong before the download."""
+        """Refuses an assignment whose faults show before its model is downloaded."""
         bits, number = tuple(assignment.bit_widths), assignment.round
         classes = graph.shapes[graph.output][0]
         if classes != len(run.class_names):
@@ -313,7 +313,7 @@ class Session:
         return Graph.from_bytes(path.read_bytes())
 
     async def _payload(self, payload: bytes, size: int, folder: Path) -> Path:
-        """The file of that hash in `folder`, which then holds no other."""
+        """The file of that hash in `folder`, downloaded if it is not there; all others are removed."""
         path = folder / payload.hex()
         for other in folder.iterdir():
             if not other.name.startswith(path.name):
@@ -325,7 +325,7 @@ class Session:
         return path
 
     async def _deliver(self, pending: Pending, resumed: bool) -> None:
-        """Uploads until the receipt is there, or the server does not want the update."""
+        """Uploads until the server gives its receipt, or says that it does not want the update."""
         key, facts = pending.key, _facts(pending.key)
         what = _answer(key)
         delivery = Delivery(pending, lambda: self._chunk_bytes, self._settings.patience, resumed)
@@ -353,7 +353,7 @@ def _order(graph: Graph, assignment: pb.Assignment, payload: bytes) -> Assignmen
 
 
 def _address(key: RoundKey) -> tuple[str, int, int]:
-    """As a Cancelled event names it."""
+    """How a Cancelled event names the round."""
     return key.run_id, key.round, phase_to_message(key.phase)
 
 

@@ -47,7 +47,7 @@ def _renamed(old: Path, new: Path) -> Path:
 
 
 def _locked(path: Path) -> int:
-    """An open lock; the system lets go of it however the process ends."""
+    """The descriptor of a locked file; the system unlocks it however the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

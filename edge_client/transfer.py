@@ -1,6 +1,6 @@
 """Payloads over the network: in chunks, resumed at the byte where they broke, checked by their hash.
 
-What breaks is an exception; the caller tries again, and every try goes on where the last one ended.
+A transfer that breaks raises an exception. The caller tries again, and goes on where the last try ended.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Patience(NamedTuple):
 
 
 async def within(seconds: float, moving: Awaitable[T], what: str) -> T:
-    """What `moving` gives, if it does in time.
+    """The result of `moving`; raises StalledError if it takes longer than so many seconds.
 
     asyncio.wait_for would do, but before Python 3.12 it forgets a cancellation that comes with the result.
     """
@@ -66,7 +66,7 @@ async def within(seconds: float, moving: Awaitable[T], what: str) -> T:
 
 
 async def ended(task: asyncio.Future[Any]) -> None:
-    """Cancels what still runs and waits for its end; whatever it ended with counts as seen."""
+    """Cancels the task if it still runs and waits for its end; its exception, if any, is dropped."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task})
@@ -86,7 +86,7 @@ async def download(
     path: Path,
     patience: Patience,
 ) -> None:
-    """The payload of that hash and size into the file `path`; what has come so far is kept beside it."""
+    """Downloads the payload of that hash and size to `path`; until it is whole it is kept as `path`.part."""
     part = path.with_name(f"{path.name}.part")
     digest, offset = _resume(part, size)
     call = stub.Download(pb.DownloadRequest(payload=payload, offset=offset), metadata=metadata)
@@ -112,7 +112,7 @@ async def download(
 
 
 def _resume(part: Path, size: int) -> tuple[hashlib._Hash, int]:
-    """The hash and the length of what came in earlier tries."""
+    """The hash and the length of what earlier tries have downloaded."""
     digest, offset = hashlib.sha256(), 0
     if not part.exists():
         return digest, offset
@@ -127,7 +127,7 @@ def _resume(part: Path, size: int) -> tuple[hashlib._Hash, int]:
 
 
 def have(path: Path, payload: bytes) -> bool:
-    """Whether the file is there and is that payload; another is removed."""
+    """Whether the file at `path` is that payload; a file that is another is removed."""
     try:
         if file_digest(path) == payload:
             return True
@@ -164,7 +164,7 @@ class Delivery:
         self._offset = 0
 
     async def __call__(self, stub: Federation, metadata: Metadata, retry: Backoff) -> pb.Receipt:
-        """The receipt: the server has the whole update and will not lose it."""
+        """One try. The receipt means that the server has the whole update and will not lose it."""
         if self._ask:
             status = await received(stub, metadata, retry, self._pending, self._patience)
             if status.HasField("receipt"):
@@ -207,5 +207,5 @@ class Delivery:
 
 
 def chunk_length(wished: int) -> int:
-    """What a server's Welcome asks for, within what fits a message."""
+    """The length of chunks that the server asks for in its Welcome, as far as it fits a message."""
     return min(wished, LARGEST_CHUNK) if wished > 0 else DEFAULT_CHUNK

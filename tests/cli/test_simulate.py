@@ -531,7 +531,7 @@ class Run:
 
     def assert_gone(self) -> None:
         """No workers and none of our files; torch may leave a cache of its own."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while left := [*self.workers(), *(path.name for path in self.scratch.glob("fedmpq-*"))]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
