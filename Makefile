@@ -20,7 +20,7 @@ demo: .venv/installed ## a server and four boards on this machine train digits o
 	@$(BIN)/python -m tools.demo
 
 check: lint ## for the edit loop, under two minutes: lint, then the quick tests
-	@$(BIN)/pytest -n 2 -q -m "not slow" $(QUICK)
+	@$(BIN)/pytest -n 2 -q -m "not slow" --hypothesis-profile=quick $(QUICK)
 
 test: lint sanitize ## lint, sanitizers, then every test
 	@$(BIN)/pytest -n 2 -q
