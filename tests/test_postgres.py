@@ -18,12 +18,12 @@ from tests import postgres
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(postgres.SETTING, postgres.REQUIRED)
 
 
+@pytest.mark.slow
 def test_databases_are_apart_and_go_away() -> None:
     with postgres.running() as server:
         with server.database() as first, server.database() as second:
@@ -45,7 +45,6 @@ def test_databases_are_apart_and_go_away() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts it under another account")
 def test_binaries_in_a_folder_closed_to_others_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -60,6 +59,7 @@ def test_binaries_in_a_folder_closed_to_others_are_copied(
         assert url.startswith("postgresql+psycopg://fedmpq@/fedmpq_test_")
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_process_that_is_killed() -> None:
     script = (
         "import time\nfrom tests import postgres\n"

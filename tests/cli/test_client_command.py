@@ -168,7 +168,6 @@ def test_mutual_tls_from_a_bundle(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_killed_while_it_trains_it_trains_the_round_anew(scene: Scene) -> None:
     scene.federation.on_stream = endless(scene.work).offer(scene.federation)
     with scene.client() as client:
@@ -181,6 +180,7 @@ def test_killed_while_it_trains_it_trains_the_round_anew(scene: Scene) -> None:
     assert scene.federation.count("Enroll") == 1
 
 
+@pytest.mark.slow
 def test_killed_while_it_uploads_it_goes_on_and_does_not_train(scene: Scene) -> None:
     scene.federation.on_stream = scene.work.offer(scene.federation)
     scene.federation.faults.upload = [cut_after(200)] + [cut_after(0)] * 1000

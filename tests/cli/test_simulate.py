@@ -537,7 +537,6 @@ class Run:
             time.sleep(0.05)
 
 
-@pytest.mark.slow
 @pytest.fixture
 def runs() -> Iterator[list[Run]]:
     """All that were started, to be cleared away if a test fails."""
@@ -549,6 +548,7 @@ def runs() -> Iterator[list[Run]]:
         one.process.communicate()
 
 
+@pytest.mark.slow
 def test_killed_then_interrupted_then_resumed_is_as_if_nothing_had_been(
     capsys: Capture, runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

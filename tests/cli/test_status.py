@@ -303,7 +303,6 @@ def line_of(process: subprocess.Popen[str], seconds: float = 30.0) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 def test_every_change_is_a_line_where_no_terminal_is(
     server: Administered, state: Path, as_json: bool
@@ -324,6 +323,7 @@ def test_every_change_is_a_line_where_no_terminal_is(
     assert (watch.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_watching_goes_on_when_the_server_comes_back(state: Path) -> None:
     with administered(state):
         watch = watching(state, "--json")

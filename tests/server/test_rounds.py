@@ -223,7 +223,6 @@ def test_without_a_quorum_the_round_goes_on_with_those_who_are_here(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_rejected_update_costs_its_sender_and_not_the_round(tmp_path: Path) -> None:
     def too_loud(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Update:
         return replace(nudge(graph, assignment, payload, samples), samples=samples * 1000)
@@ -262,6 +261,7 @@ def test_a_rejected_update_costs_its_sender_and_not_the_round(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_pause_resume_and_abort(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
@@ -434,7 +434,6 @@ def only_told(client: StandIn) -> list[grpc.aio.AioRpcError]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_board_that_is_gone_does_not_hold_up_a_calibration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +464,7 @@ def test_a_board_that_is_gone_does_not_hold_up_a_calibration(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_calibration_that_nobody_answers_asks_others(tmp_path: Path) -> None:
     """A run does not end with statistics that nobody measured."""
 
