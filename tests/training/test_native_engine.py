@@ -65,6 +65,7 @@ def scalar_outcome(name: str, plan: TrainingPlan) -> Outcome:
         kernels.force_isa(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [PAPER, CARRIED], ids=["paper", "carried"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_threads_and_instruction_sets_change_nothing(isa: str, name: str, plan: TrainingPlan) -> None:
@@ -234,6 +235,7 @@ def kept_layers(engine: NativeEngine, images: int) -> dict[str, tuple[bool, bool
     return {unit.bound.unit.node.name: (unit.has_room, unit.is_kept) for unit in units}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("float_errors", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kept_accumulators_change_nothing(
@@ -267,6 +269,7 @@ def test_accumulators_too_large_for_16_bits_are_computed_again(monkeypatch: pyte
     assert_same(*outcomes)
 
 
+@pytest.mark.slow
 def test_resnet20_keeps_accumulators_of_its_last_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     work = make_workload("resnet20", 64)
     outcomes, blocks = [], []

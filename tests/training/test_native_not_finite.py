@@ -65,6 +65,7 @@ def test_a_gradient_that_is_no_number_names_the_layer_and_leaves_its_codes(
         np.testing.assert_array_equal(engine.layers()[node.name].codes, model[1][node.name].codes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("float_errors", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_numbers_at_the_end_of_their_range_are_survived_or_named(name: str, float_errors: bool) -> None:
