@@ -11,8 +11,9 @@ import torch
 from fedmpq.method.warm_start import WarmStartError, load_into, read_weights
 from fedmpq.model import zoo
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import Side, Weights
-from fedmpq.model.trace import initial_state, trace
+from fedmpq.model.trace import trace
 
 
 def network(seed: int, classes: int = 4) -> torch.nn.Module:

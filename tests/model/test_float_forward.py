@@ -9,7 +9,8 @@ from torch import nn
 
 from fedmpq.model.float_forward import float_logits, float_values
 from fedmpq.model.graph import INPUT, Quantize
-from fedmpq.model.trace import initial_state, trace
+from fedmpq.model.module_state import initial_state
+from fedmpq.model.trace import trace
 
 SCALE, ZERO = 1 / 64, 120
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedmpq.server import exporter
 from fedmpq.server.exports import ExportFailed, Exports, check_targets
-from fedmpq.server.store import Run
+from fedmpq.server.store.records import Run
 
 Capture = pytest.CaptureFixture[str]
 
