@@ -39,10 +39,12 @@ class Bell:
         """Until it has rung since the count was `seen`, or so many seconds have passed."""
         if self.count != seen:
             return
+        rung = asyncio.ensure_future(self._rung.wait())
         try:
-            await asyncio.wait_for(self._rung.wait(), seconds)
-        except (TimeoutError, asyncio.TimeoutError):
-            return
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the bell.
+            await asyncio.wait({rung}, timeout=seconds)
+        finally:
+            rung.cancel()
 
 
 class Connection:
