@@ -222,6 +222,9 @@ class QuantizedMethod:
         shares = participation_weights([self._share(c) for c in senders], [c.samples for c in senders])
         new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
         new_side = side.mean()
+        # Nobody has trained these; an average of their quantized forms would move them all the same.
+        new |= {name: model.weights[name] for name in self.graph.frozen_layers}
+        new_side |= {name: model.side[name] for name in self.graph.frozen_side}
         return GlobalModel(
             model.round + 1,
             new,

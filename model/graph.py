@@ -63,6 +63,7 @@ __all__ = [
     "Size",
 ]
 
+_LEARNT_PARTS = ("weight", "bias")
 INPUT = "input"
 """The reserved name of the image tensor."""
 
@@ -95,6 +96,8 @@ class Node:
     name: str
     op: Op
     inputs: tuple[str, ...]
+    frozen: bool = False
+    """Training leaves its parameters as they are: those of a layer or a BatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,28 @@ class Graph:
         for node in self.nodes:
             if isinstance(node.op, BatchNorm):
                 self._check_folds(node)
+            elif node.frozen and not isinstance(node.op, Conv2d | Linear):
+                raise GraphError(f"node {node.name!r} is frozen and has no parameters: only layers have")
 
     @cached_property
     def layers(self) -> tuple[Node, ...]:
         """The nodes with quantized weights, in execution order: the order of every bit-width vector."""
         return tuple(node for node in self.nodes if isinstance(node.op, Conv2d | Linear))
+
+    @cached_property
+    def frozen_layers(self) -> frozenset[str]:
+        """The layers whose weights training leaves as they are."""
+        return frozenset(node.name for node in self.layers if node.frozen)
+
+    @cached_property
+    def frozen_side(self) -> frozenset[str]:
+        """The side tensors that training leaves as they are: learnt ones of frozen nodes."""
+        frozen = {node.name for node in self.nodes if node.frozen}
+        return frozenset(
+            name
+            for name in self.side_shapes()
+            if name.rpartition(".")[0] in frozen and name.rpartition(".")[2] in _LEARNT_PARTS
+        )
 
     @cached_property
     def layer_sizes(self) -> tuple[int, ...]:
@@ -179,7 +199,7 @@ class Graph:
     def to_bytes(self) -> bytes:
         """The one encoding of this graph (message `fedmpq.v1.Graph`)."""
         message = graph_pb2.Graph(
-            format_version=graph_wire.FORMAT_VERSION,
+            format_version=graph_wire.version_of(any(node.frozen for node in self.nodes)),
             name=self.name,
             input=graph_pb2.Input(
                 channels=self.input.channels,
@@ -191,7 +211,8 @@ class Graph:
             output=self.output,
         )
         for node in self.nodes:
-            graph_wire.write_op(node.op, message.nodes.add(name=node.name, inputs=node.inputs))
+            added = message.nodes.add(name=node.name, inputs=node.inputs, frozen=node.frozen)
+            graph_wire.write_op(node.op, added)
         return message.SerializeToString(deterministic=True)
 
     @classmethod
@@ -204,10 +225,10 @@ class Graph:
         # protobuf's pure Python implementation lets text that is not UTF-8 through as a ValueError.
         except (DecodeError, ValueError) as error:
             raise GraphError(f"{len(data)} bytes are no graph: {error}") from None
-        if message.format_version != graph_wire.FORMAT_VERSION:
+        if message.format_version not in graph_wire.FORMAT_VERSIONS:
             raise GraphError(
                 f"the graph has format version {message.format_version}, this fedmpq reads"
-                f" {graph_wire.FORMAT_VERSION}: update the older side"
+                f" {' and '.join(map(str, graph_wire.FORMAT_VERSIONS))}: update the older side"
             )
         check_range("the number of nodes", len(message.nodes), 1, MAX_NODES)
         image = message.input
@@ -215,14 +236,15 @@ class Graph:
             name=message.name,
             input=Input(image.channels, image.height, image.width, image.scale, image.zero_point),
             nodes=tuple(
-                Node(each.name, graph_wire.read_op(each), tuple(each.inputs)) for each in message.nodes
+                Node(each.name, graph_wire.read_op(each), tuple(each.inputs), each.frozen)
+                for each in message.nodes
             ),
             output=message.output,
         )
         if graph.to_bytes() != data:
             raise GraphError(
                 f"the graph {graph.name!r} is not in its one encoding: it has fields unknown to format"
-                f" version {graph_wire.FORMAT_VERSION} or was not written by to_bytes; update the older side"
+                f" version {message.format_version} or was not written by to_bytes; update the older side"
             )
         return graph
 

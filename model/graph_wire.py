@@ -15,7 +15,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from fedmpq.model import ops
 from fedmpq.proto import graph_pb2
 
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1, 2)
+
+
+def version_of(frozen: bool) -> int:
+    """1, as ever, unless a node is frozen: boards that cannot keep it so refuse version 2."""
+    return 2 if frozen else 1
 
 
 def _field_of(op: type[ops.Op]) -> str:
@@ -48,7 +53,7 @@ def read_op(node: graph_pb2.Node) -> ops.Op:
         unknown = ", ".join(str(field.field_number) for field in list(fields_unknown)[:5])
         what = f"an operation of field number {unknown}, unknown" if unknown else "no operation, not valid"
         raise ops.GraphError(
-            f"node {node.name[:128]!r} has {what} in format version {FORMAT_VERSION}:"
+            f"node {node.name[:128]!r} has {what} in format version {max(FORMAT_VERSIONS)}:"
             " update fedmpq on this side if the sender is newer"
         )
     op, message = _OP_OF_FIELD[chosen], getattr(node, chosen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def trace(
     _, channels, height, width = example.shape
     image = Input(channels, height, width, float(np.float32(input_scale)), input_zero_point)
     tracer = _Tracer(module, _export(module, example, name), name)
-    graph = tracer.graph(image)
+    graph = _frozen(tracer.graph(image), module)
     return graph if activation_bits is None else place_quantizers(graph, activation_bits)
 
 
@@ -73,6 +74,13 @@ def _evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+def _frozen(graph: Graph, module: torch.nn.Module) -> Graph:
+    """The graph with those nodes frozen whose weight needs no gradient."""
+    learnt = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    nodes = (replace(node, frozen=not learnt.get(f"{node.name}.weight", True)) for node in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _export(module: torch.nn.Module, example: torch.Tensor, name: str) -> torch.export.ExportedProgram:

@@ -32,6 +32,7 @@ class Learner:
         self, unit: ProductUnit, conv: Conv, weights: StepBuffer, error: Buffer, binding: Binding
     ) -> None:
         self._name, self._layer, self._step = unit.node.name, binding.layers[unit.node.name], binding.step
+        self._frozen = unit.node.frozen
         self.gradient = binding.layout.buffer(conv.weights, np.float32)
         products: type[_Products] = _FloatProducts if binding.float_errors else _IntegerProducts
         self._products = products(unit, conv, weights, error, self.gradient, binding)
@@ -42,6 +43,8 @@ class Learner:
         if not math.isfinite(greatest):
             raise NotFinite(f"the error of layer {self._name!r} is not finite")
         self._products.run(greatest)
+        if self._frozen:
+            return
         self._layer.update.step_number = self._step.value
         if self.update() != 0:
             raise NotFinite(f"the gradient of layer {self._name!r} is not finite")
@@ -76,6 +79,7 @@ class _IntegerProducts:
         binding: Binding,
     ) -> None:
         self._source, self._layer = binding.tensors[unit.source], binding.layers[unit.node.name]
+        self._frozen = unit.node.frozen
         self._scales = binding.layout.buffer(conv.out_channels, np.float32)
         self._scale, self._inverse = c_float(), c_float()
         threads, draws = binding.threads, binding.draws
@@ -112,6 +116,8 @@ class _IntegerProducts:
         self._round()
         if self._pass_on is not None:
             self._pass_on()
+        if self._frozen:
+            return
         np.divide(single(scale * self._source.scale), self._layer.scale, self._scales.array)
         self._differentiate()
 

@@ -61,7 +61,7 @@ class NativeEngine:
             node.name: TrainedLayer(layers[node.name], index, plan, draws)
             for index, node in enumerate(graph.layers)
         }
-        self._side = SideTensors(side, self._units, plan)
+        self._side = SideTensors(side, self._units, plan, graph.frozen_side)
         self._steps: dict[int, NativeStep] = {}
         self._step_number = 0
 

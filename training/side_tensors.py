@@ -10,7 +10,7 @@ Running statistics, the same way: `held <- held + m * (new - held)` with BatchNo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,9 @@ def all_finite(values: NDArray[np.float32] | NDArray[np.float64]) -> bool:
 class SideTensors:
     """Clips, biases and BatchNorm's gamma and beta, with a gradient each; and running statistics."""
 
-    def __init__(self, side: Side, units: Iterable[Unit], plan: TrainingPlan) -> None:
+    def __init__(
+        self, side: Side, units: Iterable[Unit], plan: TrainingPlan, frozen: Collection[str] = ()
+    ) -> None:
         products = [unit for unit in units if isinstance(unit, ProductUnit)]
         quantized = [unit for unit in units if isinstance(unit, ProductUnit | SumUnit)]
         self.quantizers = [unit.quantizer for unit in quantized if unit.quantizer is not None]
@@ -46,6 +48,7 @@ class SideTensors:
         self.places = _places(side, [*map(clip_of, self.quantizers), *_learnt(products)])
         self.values = _joined(side, self.places)
         self.gradients = np.zeros_like(self.values)
+        self._frozen = [self.places[name] for name in frozen if name in self.places]
         self._momentum: Vector | None = None
         self._bounds, self._highs = _limits(self.quantizers)
         norms = [unit.norm for unit in products if unit.norm is not None]
@@ -87,6 +90,8 @@ class SideTensors:
         self._stop_at_bounds()
         direction = np.float32(plan.weight_decay) * self.values
         direction += self.gradients
+        for place in self._frozen:
+            direction[place] = 0.0
         if plan.momentum and self._momentum is not None:
             self._momentum *= np.float32(plan.momentum)
             direction += self._momentum

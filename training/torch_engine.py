@@ -273,10 +273,13 @@ class TorchEngine:
         return loss, right
 
     def _update_weight(self, name: str, gradient: Tensor) -> None:
-        self._layers[name].apply(gradient.contiguous().numpy().reshape(-1), self._step)
+        if name not in self._graph.frozen_layers:
+            self._layers[name].apply(gradient.contiguous().numpy().reshape(-1), self._step)
 
     def _update_side(self, name: str, gradient: Tensor) -> None:
-        """SGD with momentum and coupled weight decay; clips stay positive."""
+        """SGD with momentum and coupled weight decay; clips stay positive, and frozen ones as they are."""
+        if name in self._graph.frozen_side:
+            return
         tensor = self._side[name]
         decayed = gradient + self._plan.weight_decay * tensor
         if self._plan.momentum:

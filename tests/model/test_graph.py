@@ -298,8 +298,8 @@ def message_of(graph: Graph) -> graph_pb2.Graph:
 
 def test_other_format_versions_are_refused() -> None:
     message = message_of(every_op())
-    message.format_version = 2
-    with pytest.raises(GraphError, match="format version 2, this fedmpq reads 1: update"):
+    message.format_version = 3
+    with pytest.raises(GraphError, match="format version 3, this fedmpq reads 1 and 2: update"):
         Graph.from_bytes(message.SerializeToString())
 
 
