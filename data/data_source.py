@@ -18,7 +18,8 @@ class DataSource(Protocol):
     """Labelled images to train on, and perhaps others to test with.
 
     Where a path to data is accepted, `package.module:Class` names a source of one's own: a class or function
-    that is called without arguments and gives a DataSource, or such an object itself.
+    that is called without arguments and gives a DataSource, or such an object itself. One that gives (image,
+    label) by index, as torch's data sets do, serves as well: it has training images alone.
     """
 
     def splits(self) -> Sequence[Split]:

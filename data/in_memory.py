@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,3 +90,17 @@ def _pixels(image: Any) -> NDArray[np.uint8]:
             "and no normalisation: FedMPQ normalises by itself"
         )
     return array
+
+
+class PairsSource:
+    """A source of `(image, label)` pairs: all of them are training images."""
+
+    def __init__(self, pairs: Indexed) -> None:
+        self._pairs = pairs
+
+    def splits(self) -> tuple[Literal["train"]]:
+        return ("train",)
+
+    def load(self, split: str, size: Size | None) -> Dataset:
+        """All pairs, at the size they have."""
+        return from_pairs(self._pairs)

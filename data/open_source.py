@@ -24,8 +24,9 @@ from fedmpq.data.data_source import DataSource, Split, load_split
 from fedmpq.data.dataset import DataError, Dataset, Size
 from fedmpq.data.idx import IdxSource
 from fedmpq.data.image_folders import ImageFolders
+from fedmpq.data.in_memory import Indexed, PairsSource
 from fedmpq.data.npz import NpzSource
-from fedmpq.system.named_object import NamedObjectError, load_object, require_members
+from fedmpq.system.named_object import NamedObjectError, make_object, require_members
 
 T = TypeVar("T")
 Spec = str | os.PathLike[str]
@@ -83,7 +84,10 @@ def load_own(spec: str) -> OwnSource:
     This imports and runs the user's code: `spec` must come from who runs this program, never from a server.
     """
     try:
-        return OwnSource(load_object(spec, DataSource, "data source"), repr(spec))
+        found = make_object(spec, "data source")
+        if isinstance(found, Indexed) and not isinstance(found, DataSource):
+            found = PairsSource(found)
+        return OwnSource(found, repr(spec))
     except NamedObjectError as error:
         raise DataError(str(error)) from error
 

@@ -33,9 +33,14 @@ def is_path(spec: str) -> bool:
 def load_object(spec: str, protocol: Callable[..., T], what: str, *arguments: object) -> T:
     """What `package.module:Class` names, as an object that has every member of `protocol`.
 
-    A class or a function is called with `arguments`; anything else is taken as it is. `what` says in errors
-    what the object was to be, such as "export target".
+    `what` says in errors what the object was to be, such as "export target".
     """
+    return require_members(make_object(spec, what, *arguments), protocol, f"{what} {spec!r}")
+
+
+def make_object(spec: str, what: str, *arguments: object) -> object:
+    """What `package.module:Class` names: a class or a function is called with `arguments`, anything else is
+    taken as it is."""
     found = load_attribute(spec, what)
     if inspect.isclass(found) or inspect.isroutine(found):
         try:
@@ -43,7 +48,7 @@ def load_object(spec: str, protocol: Callable[..., T], what: str, *arguments: ob
         # Whatever the user's code raises: the cause is chained, the message says whose code it was.
         except Exception as error:
             raise NamedObjectError(f"{what} {spec!r} cannot be made: {_one_line(error)}") from error
-    return require_members(found, protocol, f"{what} {spec!r}")
+    return found
 
 
 def load_attribute(spec: str, what: str) -> object:

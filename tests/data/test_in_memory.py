@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from fedmpq.data.dataset import DataError
 from fedmpq.data.in_memory import from_arrays, from_pairs
+from fedmpq.data.open_source import load, splits
 
 
 def test_arrays_become_a_data_set() -> None:
@@ -52,3 +55,20 @@ def test_pairs_become_a_data_set() -> None:
 def test_what_is_no_pair_of_image_and_label_is_named(pairs: Pairs, message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_pairs(pairs)
+
+
+def test_pairs_are_a_source_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_pairs_source.py").write_text(
+        "import numpy as np\n"
+        "class Pairs:\n"
+        "    classes = ('no', 'yes')\n"
+        "    def __len__(self): return 6\n"
+        "    def __getitem__(self, i): return np.full((4, 4, 3), 40 * i, np.uint8), i % 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert splits("own_pairs_source:Pairs") == ("train",)
+    data = load("own_pairs_source:Pairs", "train", 2)
+    assert data.image_shape == (2, 2, 3)
+    assert data.class_names == ("no", "yes")
+    assert data.labels.tolist() == [0, 1] * 3
