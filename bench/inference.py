@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from bench.machine import Machine
 from bench.timing import interleaved, load_average
 from bench.workload import INPUT_SCALE, INPUT_ZERO_POINT, dealt_bits
-from fedmpq.cli.trained_run import quantized_method
 from fedmpq.export.card import bare_bytes
 from fedmpq.export.executorch.lowering import compress, lower_to_executorch
 from fedmpq.export.executorch.runtime import ExecuTorchRunner, executorch_input
@@ -44,6 +43,7 @@ from fedmpq.export.verify import first_difference, random_images
 from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint
 from fedmpq.lab.experiment import Experiment
+from fedmpq.method.registry import integer_method
 from fedmpq.method.state import ClientRecord
 from fedmpq.model import zoo
 from fedmpq.model.deployed import DeployedModel
@@ -200,7 +200,7 @@ def accuracies(bits: float, run: Path | None = None) -> dict[str, float | str]:
     """Accuracies of a trained model on its run's test images; the same for every model that is timed."""
     checkpoint = trained(bits, run)
     experiment, graph, model = checkpoint.experiment, checkpoint.graph, checkpoint.model
-    method = quantized_method(checkpoint)
+    method = integer_method(checkpoint.experiment, checkpoint.graph)
     train, test = simulation.load_data(experiment)
     deployed = method.deployments(model, [ClientRecord(0, bits, 1)])[0]
     exported = OnnxTarget().lower(

@@ -9,17 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmpq.cli.trained_run import TrainedRun, read_run
 from fedmpq.data.dataset import DataError
-from fedmpq.export.card import run_facts
 from fedmpq.export.exporting import Exported, LabelledImages, export_model
 from fedmpq.export.float_speed import SpeedMeter
 from fedmpq.export.format import ExportError
 from fedmpq.export.target import Target
 from fedmpq.export.targets import TARGETS, find_target
-from fedmpq.method.state import ClientRecord, Deployment
+from fedmpq.lab.run import Run, load_run
 from fedmpq.model.deployed import DeployedModel
-from fedmpq.model.grid import MAX_BITS
 
 EPILOG = """examples:
   fedmpq export --run runs/fedmpq-best-resnet20-0 --all -o models
@@ -30,7 +27,6 @@ Every file is run by its own runtime against the integer reference before it is
 kept. The speed is that of one image on one thread against the same network in
 fp32 in the same runtime; the file's card has it against ONNX Runtime too."""
 
-NO_CLIENT = -1
 COLUMNS = ("model", "bits", "bare bytes", "file bytes", "ratio", "ms", "x fp32", "accuracy", "agreement")
 
 
@@ -64,12 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     targets = _targets(arguments.format)
-    run = read_run(arguments.run, arguments.run_name, arguments.blobs)
+    run = load_run(arguments.run, name=arguments.run_name, blobs=arguments.blobs)
     tests = _tests(run)
     speed = None if arguments.no_speed else SpeedMeter()
     exported = []
-    for name, deployment in _chosen(run, arguments):
-        model = _deployed(run, deployment)
+    for name, model in _chosen(run, arguments):
         for target in targets:
             path = arguments.out / f"{name}{target.suffix}"
             exported.append(export_model(model, path, target=target, tests=tests, speed=speed))
@@ -99,7 +94,7 @@ def _targets(text: str) -> list[Target]:
     return targets
 
 
-def _tests(run: TrainedRun) -> LabelledImages | None:
+def _tests(run: Run) -> LabelledImages | None:
     """The run's test images; a server need not have them."""
     try:
         test = run.test_data()
@@ -111,32 +106,14 @@ def _tests(run: TrainedRun) -> LabelledImages | None:
     return None if test is None else LabelledImages(test.images, test.labels, run.test_source)
 
 
-def _chosen(run: TrainedRun, arguments: argparse.Namespace) -> list[tuple[str, Deployment]]:
+def _chosen(run: Run, arguments: argparse.Namespace) -> list[tuple[str, DeployedModel]]:
     """The models to export, by the name their files get."""
     if arguments.budget is not None:
-        if not 1 <= arguments.budget <= MAX_BITS:
-            raise ExportError(f"--budget {arguments.budget:g} is outside 1..{MAX_BITS} bits per weight")
-        anyone = ClientRecord(NO_CLIENT, arguments.budget, 1)
-        return [(f"budget-{arguments.budget:g}", run.method.deployments(run.model, [anyone])[0])]
-    records = list(run.model.clients)
-    if arguments.client is not None:
-        named = [record for record in records if run.client_names[record.client] == arguments.client]
-        # A name may look like another client's number.
-        records = named or [record for record in records if str(record.client) == arguments.client]
-        if not records:
-            raise ExportError(
-                f"the run has no client {arguments.client}; it has {_listed(run.client_names.values())}"
-            )
+        return [(f"budget-{arguments.budget:g}", run.deployed(budget=arguments.budget))]
+    records = run.model.clients if arguments.client is None else [run.client(arguments.client)]
     return [
-        (run.client_names[each.clients[0].client], each)
-        for each in run.method.deployments(run.model, records)
+        (run.client_names[each.clients[0].client], run.model_of(each)) for each in run.deployments(records)
     ]
-
-
-def _deployed(run: TrainedRun, deployment: Deployment) -> DeployedModel:
-    clients = [record.client for record in deployment.clients if record.client != NO_CLIENT]
-    facts = run_facts(run.name, run.model.round, clients, deployment.clients[0].budget)
-    return DeployedModel(run.graph, deployment.layers, deployment.side, run.class_names, facts)
 
 
 def _table(exported: Sequence[Exported]) -> str:

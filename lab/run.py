@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from fedmpq.data.dataset import Dataset
+from fedmpq.data.named import load_named
+from fedmpq.export.card import run_facts
 from fedmpq.lab.checkpoint import load_checkpoint
+from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.history import History
 from fedmpq.lab.round_log import logged_results
 from fedmpq.method.protocol import IntegerMethod
 from fedmpq.method.registry import MakesMethod, integer_method
-from fedmpq.method.state import ClientRecord, GlobalModel
+from fedmpq.method.state import ClientRecord, Deployment, GlobalModel
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS
@@ -35,10 +41,17 @@ class Run:
     """The global model after `model.round` rounds."""
     class_names: tuple[str, ...]
     client_names: dict[int, str]
-    history: History
-    """One row a round: accuracy by budget, bytes and bit-widths."""
+    read_history: Callable[[], History]
     method: IntegerMethod | None
     """What deals bits and makes integer models; None where clients train in full precision."""
+    test_data: Callable[[], Dataset | None]
+    """Reads the run's test images; None if it has none."""
+    test_source: str
+
+    @cached_property
+    def history(self) -> History:
+        """One row a round: accuracy by budget, bytes and bit-widths."""
+        return self.read_history()
 
     @property
     def budgets(self) -> tuple[float, ...]:
@@ -49,22 +62,33 @@ class Run:
         """The integer model of `budget` bits per weight, or the one that a client runs, by name or number."""
         if (budget is None) == (client is None):
             raise RunError("say which model: deployed(budget=4) or deployed(client=0)")
+        record = self.client(client) if client is not None else _anyone(budget)
+        (made,) = self.deployments([record])
+        return self.model_of(made)
+
+    def deployments(self, clients: Iterable[ClientRecord]) -> list[Deployment]:
+        """The integer models that these clients run, each distinct one once."""
         if self.method is None:
             raise RunError(
                 f"run {self.name!r} trained in full precision and has no integer model; "
                 "its float weights are in run.model.final.weights"
             )
-        record = self._client(client) if budget is None else _anyone(budget)
-        (made,) = self.method.deployments(self.model, [record])
-        facts = {"run": self.name, "round": self.model.round, "budget": record.budget}
-        return DeployedModel(self.graph, made.layers, made.side, self.class_names, facts)
+        return self.method.deployments(self.model, clients)
 
-    def _client(self, wanted: int | str | None) -> ClientRecord:
-        for record in self.model.clients:
-            if wanted in (record.client, self.client_names[record.client]):
-                return record
+    def model_of(self, deployment: Deployment) -> DeployedModel:
+        """One of those, with the facts that an exported file's card tells of it."""
+        clients = [record.client for record in deployment.clients if record.client != ANYONE]
+        facts = run_facts(self.name, self.model.round, clients, deployment.clients[0].budget)
+        return DeployedModel(self.graph, deployment.layers, deployment.side, self.class_names, facts)
+
+    def client(self, wanted: int | str) -> ClientRecord:
+        """A client by its name or number; a name may look like another client's number and comes first."""
+        records = self.model.clients
+        named = [record for record in records if self.client_names[record.client] == wanted]
+        for record in named or [record for record in records if str(record.client) == str(wanted)]:
+            return record
         known = ", ".join(self.client_names.values())
-        raise RunError(f"run {self.name!r} has no client {wanted!r}; it has {known}")
+        raise RunError(f"run {self.name!r} has no client {wanted}; it has {known}")
 
     def __repr__(self) -> str:
         clients = len(self.model.clients)
@@ -98,12 +122,16 @@ def _of_simulation(path: Path, own: MakesMethod | None) -> Run:
         model=model,
         class_names=checkpoint.class_names,
         client_names={client.client: f"client-{client.client}" for client in model.clients},
-        history=History.of_results(logged_results(folder, model.round)),
+        # A checkpoint may have been brought here without its log: its models are there all the same.
+        read_history=lambda: History.of_results(logged_results(folder, model.round)),
         method=None if experiment.trains_floats else integer_method(experiment, checkpoint.graph, own),
+        test_data=lambda: _test_images(experiment),
+        test_source=experiment.data,
     )
 
 
 def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
+    from fedmpq.server.run_config import load_test_data
     from fedmpq.server.stored_run import read_stored_run
 
     stored = read_stored_run(state, name, blobs)
@@ -114,12 +142,21 @@ def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
         model=stored.model,
         class_names=stored.run.class_names,
         client_names=stored.client_names,
-        history=History(stored.history),
+        read_history=lambda: History(stored.history),
         method=stored.method,
+        test_data=lambda: load_test_data(stored.config),
+        test_source=str(stored.config.test_data),
     )
 
 
-def _anyone(budget: float) -> ClientRecord:
-    if not 1 <= budget <= MAX_BITS:
-        raise RunError(f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
+def _test_images(experiment: Experiment) -> Dataset:
+    _, test = load_named(
+        experiment.data, train_limit=1, test_limit=experiment.test_limit, size=experiment.size
+    )
+    return test
+
+
+def _anyone(budget: float | None) -> ClientRecord:
+    if budget is None or not 1 <= budget <= MAX_BITS:
+        raise RunError(f"a budget of {budget} bits per weight is outside 1..{MAX_BITS}")
     return ClientRecord(ANYONE, float(budget), 1)
