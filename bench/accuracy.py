@@ -23,13 +23,13 @@ from fedmpq.data.dataset import Dataset
 from fedmpq.data.named import load_named
 from fedmpq.exchange.messages import TrainingPlan, UpdateRule
 from fedmpq.model import integer_forward
+from fedmpq.model.first_model import ImageFormat, make_first_model
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import StepRule
 from fedmpq.model.integer_program import compile_program
 from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws
-from fedmpq.model.start import ImageFormat, start_model
 from fedmpq.training.engine import engine_names, make_engine
 from fedmpq.training.local_round import batches
 
@@ -90,7 +90,7 @@ def train(engine_name: str, update: UpdateRule, seed: int, settings: Settings, d
     """Train from the seed's first weights, and measure."""
     training, test = data
     image = ImageFormat(*training.image_shape, *training.normalisation())
-    graph, weights, side = start_model(
+    graph, weights, side = make_first_model(
         settings.model, seed, len(training.class_names), image, ACTIVATION_BITS
     )
     rule = STEP_RULES[update]

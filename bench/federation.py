@@ -25,7 +25,7 @@ from bench.machine import Machine
 from bench.rounds import CLIENTS, Rounds
 from bench.timing import Spread, Timings, load_average
 from bench.workload import BUDGET, CLASSES, INPUT_SCALE, INPUT_ZERO_POINT, MODELS
-from fedmpq.model.start import ImageFormat, start_model
+from fedmpq.model.first_model import ImageFormat, make_first_model
 
 OURS, FLOWER = "fedmpq", "flwr"
 MEASURES = (
@@ -163,7 +163,7 @@ def _flower_is_there() -> bool:
 def fp32_shapes(case: Case) -> list[tuple[int, ...]]:
     """Of all that training changes in full precision."""
     image = ImageFormat(*case.image, INPUT_SCALE, INPUT_ZERO_POINT)
-    _, weights, side = start_model(case.model, 0, CLASSES, image, activation_bits=None)
+    _, weights, side = make_first_model(case.model, 0, CLASSES, image, activation_bits=None)
     return [tensor.shape for tensor in (*weights.values(), *side.values())]
 
 

@@ -15,8 +15,8 @@ from fedmpq.method.trained_network import DEFAULT_ACTIVATION_BITS
 from fedmpq.method.warm_start import load_into, read_weights
 from fedmpq.model import zoo
 from fedmpq.model.deployed import DeployedModel
+from fedmpq.model.first_model import seeded_module
 from fedmpq.model.grid import MAX_BITS
-from fedmpq.model.start import seeded_module
 
 EPILOG = """examples:
   fedmpq quantize resnet20 --weights resnet20.pt --calibration cifar10/ \\

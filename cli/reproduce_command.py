@@ -20,7 +20,7 @@ from fedmpq.data.open_source import load
 from fedmpq.lab import scales, tables_report
 from fedmpq.lab.cells import Cell, Clock, Slots, Status, cell_bytes, free_memory, run_cells, slots_for
 from fedmpq.lab.experiment import PAPER_BUDGETS, Experiment, ExperimentError
-from fedmpq.lab.initial import make_graph
+from fedmpq.lab.first_model import make_graph
 from fedmpq.lab.paper_tables import TABLES, DataSet, Line, Table, narrowed
 from fedmpq.lab.report import Summary
 from fedmpq.lab.scales import DEFAULT_SCALE, SCALE_NAMES, TAIL, Scale

@@ -23,7 +23,7 @@ from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
 from fedmpq.exchange.messages import Assignment, Update
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
-from fedmpq.lab.initial import make_graph, seeded_module
+from fedmpq.lab.first_model import make_graph, seeded_module
 from fedmpq.lab.partition import dirichlet_partition
 from fedmpq.lab.probes import Probe, probes_of
 from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log

@@ -29,7 +29,7 @@ from fedmpq.data.dataset import Dataset
 from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
 from fedmpq.exchange.messages import Assignment, Calibration, Update, unpack_layers
 from fedmpq.lab.experiment import Experiment
-from fedmpq.lab.initial import seeded_module
+from fedmpq.lab.first_model import seeded_module
 from fedmpq.lab.probes import IntegerProbe, Probe
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph

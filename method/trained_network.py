@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.method.post_training import FloatModel, QuantizeError
+from fedmpq.model.first_model import ImageFormat, traced_graph
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Linear, Node
 from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import Side, Weights
-from fedmpq.model.start import ImageFormat, start_graph
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,7 +67,7 @@ def read_network(
     zero_point = int(np.clip(np.rint(mean.mean() * PIXELS), 0, 255))
     scale = float(np.float32(1.0 / (PIXELS * std.mean())))
     image = ImageFormat(height, width, channels, scale, zero_point)
-    graph = start_graph(type(module).__name__, module, image, activation_bits)
+    graph = traced_graph(type(module).__name__, module, image, activation_bits)
     weights, side = initial_state(module, graph)
     factors = 1.0 / (PIXELS * std * scale)
     offsets = (zero_point / PIXELS - mean) / std

@@ -17,7 +17,7 @@ from fedmpq.data.open_source import load, names_object, splits
 from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
-from fedmpq.model.start import ImageFormat
+from fedmpq.model.first_model import ImageFormat
 from fedmpq.system.named_object import is_path
 
 MAX_SIDE = 65536

@@ -32,7 +32,7 @@ from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import ExportFailed, Exports, check_targets
 from fedmpq.server.federation_service import FederationService
-from fedmpq.server.first_model import first_model
+from fedmpq.server.first_model_process import first_model
 from fedmpq.server.public_calls import PublicCallLimit
 from fedmpq.server.run_config import (
     ConfigError,

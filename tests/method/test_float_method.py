@@ -16,7 +16,7 @@ from fedmpq.exchange import fedpaq, uveqfed
 from fedmpq.exchange.compression import UpdateError
 from fedmpq.exchange.float_messages import ExactChanges, FedPAQChanges, FloatUpdate, UVeQFedChanges
 from fedmpq.lab.experiment import Experiment, make_experiment
-from fedmpq.lab.initial import make_graph, seeded_module
+from fedmpq.lab.first_model import make_graph, seeded_module
 from fedmpq.method.float_method import FloatMethod
 from fedmpq.method.recipe import FLOAT_METHODS
 from fedmpq.method.state import ClientRecord, GlobalModel

@@ -1,7 +1,7 @@
 """The model a new run starts from, traced in a process of its own: the server itself never loads torch.
 
-`python -m fedmpq.server.first_model FOLDER` reads the wanted model as JSON from standard input and leaves
-`graph` and `model` in FOLDER.
+`python -m fedmpq.server.first_model_process FOLDER` reads the wanted model as JSON from standard input and
+leaves `graph` and `model` in FOLDER.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedmpq.method.archive import Tensors, pack_model
-from fedmpq.model.start import ImageFormat, start_model
+from fedmpq.model.first_model import ImageFormat, make_first_model
 from fedmpq.server.earlier_run import earlier_weights
 from fedmpq.server.run_config import ConfigError, Images, RunConfig
 
@@ -33,7 +33,7 @@ async def first_model(config: RunConfig, images: Images) -> tuple[bytes, bytes]:
     request = {"model": wanted, "weights": config.weights}
     with tempfile.TemporaryDirectory(prefix="fedmpq-") as folder:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fedmpq.server.first_model", folder),
+            *(sys.executable, "-m", "fedmpq.server.first_model_process", folder),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -52,7 +52,7 @@ def main() -> int:
     wanted = request["model"]
     wanted["image"] = ImageFormat(**wanted["image"])
     try:
-        graph, weights, side = start_model(**wanted)
+        graph, weights, side = make_first_model(**wanted)
         if request["weights"] is not None:
             weights, side = earlier_weights(request["weights"]).start(graph, weights, side)
     except ModuleNotFoundError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.lab.experiment import Experiment
-from fedmpq.model import start
+from fedmpq.model import first_model
 from fedmpq.model.graph import Graph
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 def seeded_module(experiment: Experiment, classes: int, channels: int) -> nn.Module:
     """The module with the weights its own initialisation draws from the experiment's seed."""
-    return start.seeded_module(experiment.model, experiment.seed, classes, channels)
+    return first_model.seeded_module(experiment.model, experiment.seed, classes, channels)
 
 
 def make_graph(experiment: Experiment, train: Dataset, module: nn.Module | None = None) -> Graph:
     """The experiment's model, traced at the size of its images and with their normalisation."""
-    image = start.ImageFormat(*train.image_shape, *train.normalisation())
+    image = first_model.ImageFormat(*train.image_shape, *train.normalisation())
     network = module or seeded_module(experiment, len(train.class_names), image.channels)
-    return start.start_graph(experiment.model, network, image, experiment.activation_bits)
+    return first_model.traced_graph(experiment.model, network, image, experiment.activation_bits)

@@ -30,7 +30,7 @@ class ImageFormat:
     zero_point: int
 
 
-def start_model(
+def make_first_model(
     name: str, seed: int, classes: int, image: ImageFormat, activation_bits: int | None
 ) -> tuple[Graph, Weights, Side]:
     """A model of the zoo or `module:function`, traced, with the weights its initialisation draws from `seed`.
@@ -38,7 +38,7 @@ def start_model(
     `activation_bits` None places no quantizers: the model of a method that trains in full precision.
     """
     module = seeded_module(name, seed, classes, image.channels)
-    graph = start_graph(name, module, image, activation_bits)
+    graph = traced_graph(name, module, image, activation_bits)
     return graph, *initial_state(module, graph)
 
 
@@ -51,7 +51,7 @@ def seeded_module(name: str, seed: int, classes: int, channels: int) -> nn.Modul
         return zoo.build(name, classes=classes, channels=channels)
 
 
-def start_graph(name: str, module: nn.Module, image: ImageFormat, activation_bits: int | None) -> Graph:
+def traced_graph(name: str, module: nn.Module, image: ImageFormat, activation_bits: int | None) -> Graph:
     """The module traced at the size of the images."""
     import torch
 
