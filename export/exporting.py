@@ -21,7 +21,7 @@ from fedmpq.export.targets import find_target, target_of
 from fedmpq.export.verify import random_images
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
-from fedmpq.system.durable_files import flush
+from fedmpq.system.durable_files import move_durably, write_durably
 
 RANDOM_IMAGES = 16
 REAL_IMAGES = 256
@@ -77,10 +77,9 @@ def export_model(
         card["accuracy"] = None if tests is None else _accuracy(partial, chosen, tests)
         card["speed"] = None if speed is None else speed.measure(model, chosen, partial)
         # Its card comes first: a file that is there has passed and is described.
-        _write_card(card_path(path), card)
-        flush(partial)
-        partial.replace(path)
-        flush(path.parent)
+        text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
+        write_durably(card_path(path), text.encode(), private=False)
+        move_durably(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return Exported(path, card)
@@ -126,13 +125,3 @@ def _images(graph: Graph, tests: LabelledImages | None) -> Images:
 def _accuracy(path: Path, target: Target, tests: LabelledImages) -> float:
     logits = target.run(path).logits(tests.images)
     return float(np.mean(logits.argmax(axis=1) == tests.labels))
-
-
-def _write_card(path: Path, card: Card) -> None:
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    try:
-        partial.write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        flush(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

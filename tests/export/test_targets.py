@@ -261,10 +261,10 @@ def test_a_file_that_is_there_stays_if_the_new_one_fails(
         export_model(deployed("digits_cnn", (2,)), path, target=f"{own}:Wrong")
     assert {name: (path.parent / name).read_bytes() for name in names(path.parent)} == before
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(exporting, "_write_card", full)
+    monkeypatch.setattr(exporting, "write_durably", full)
     with pytest.raises(OSError, match="no space left"):
         export_model(deployed("digits_cnn", (2,)), path, target=f"{own}:Pickled")
     assert {name: (path.parent / name).read_bytes() for name in names(path.parent)} == before
