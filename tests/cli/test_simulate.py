@@ -108,6 +108,7 @@ def table_rows(out: str) -> dict[str, list[str]]:
 # A run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_run_says_what_it_does_and_leaves_log_checkpoint_and_picture(capsys: Capture) -> None:
     out = succeed(capsys, *TINY, "--rounds", "2", "--out", "a/run")
@@ -187,6 +188,7 @@ def test_what_devices_run_can_be_chosen_over_the_profile(capsys: Capture) -> Non
     assert (recipe.schedule, own.experiment.profile) == (Schedule("steps", 4, 0), "best")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_only_some_rounds_need_be_evaluated(capsys: Capture) -> None:
     out = succeed(capsys, *TINY, "--rounds", "3", "--evaluate-every", "2", "--out", "run")

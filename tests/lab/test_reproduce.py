@@ -138,6 +138,7 @@ def stop_after_a_round(cell: Cell) -> None:
         simulation.run(simulation.prepare(cell.experiment), cell.folder, 1, listener)
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_experiment_is_refused(tmp_path: Path, in_process: None) -> None:
     one = cell(tmp_path)
     assert one.results() == []
@@ -438,6 +439,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_finished_rounds_and_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     process = subprocess.Popen(

@@ -133,6 +133,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(one_worker: Path, two_workers: Path) -> None:
     assert_same_run(one_worker, two_workers)
 
@@ -164,6 +165,7 @@ def processes(pool: WorkerPool) -> list[int]:
     return list(pool._pool._processes or {})
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_no_hang(pool: WorkerPool) -> None:
     prepared = prepare(small())
     method = integer_method(prepared.experiment, prepared.start.graph)
@@ -184,6 +186,7 @@ def test_a_killed_worker_is_an_error_and_no_hang(pool: WorkerPool) -> None:
         pool.accuracies(probes(prepared.start))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_with_one_error_and_its_last_good_round(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +237,7 @@ def broken_off(experiment: Experiment, folder: Path, after: int) -> None:
         run(prepare(experiment), folder, 1, listener)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("settings", "averaged", "breaks"),
@@ -426,6 +430,7 @@ def shares(result: RoundResult) -> Accuracies:
     return result.accuracies
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_only_some_rounds_are_evaluated_and_the_last_always(tmp_path: Path) -> None:
     every = run(prepare(small(rounds=5)), tmp_path / "every", 1, silent)
@@ -523,6 +528,7 @@ def _counted(
     return [one.client for one in sent], sum(one.nbytes for one in sent), sum(one.nbytes for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"method": "fp32", "statistics": "calibrated", "averaging": 0.8}])
 def test_a_rounds_clients_calibrate_it_and_all_of_them_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
