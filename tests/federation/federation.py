@@ -117,7 +117,8 @@ class Federation:
 
     def simulated(self) -> Arrays:
         """What `fedmpq simulate` ends with, given the same settings, data and budgets."""
-        names = {"model", "profile", "rounds", "epochs", "batch_size", "seed"} & self.settings.keys()
+        known = {"model", "profile", "rounds", "epochs", "batch_size", "seed", "weights", "method"}
+        names = known & self.settings.keys()
         experiment = Experiment(
             data="digits",
             budgets=tuple(map(float, self.budgets)),
