@@ -56,6 +56,10 @@ class Scene:
     def federation(self) -> FakeFederation:
         return self.server.federation
 
+    def delivered(self) -> bool:
+        """The server has given a receipt, and the client has it: the end of a run must not come before."""
+        return bool(self.federation.receipts) and not any((self.folder / "state" / "outbox").iterdir())
+
     def words(self, *more: str, token: bool = True) -> list[str]:
         words = [str(FEDMPQ), "client", "--server", self.server.address, "--budget", "4"]
         words += ["--data", str(self.folder / "data.npz"), "--state", str(self.folder / "state")]
@@ -105,7 +109,7 @@ def endless(work: Work) -> Work:
 def test_a_run_from_the_command_line(scene: Scene) -> None:
     scene.federation.on_stream = [*scene.work.offer(scene.federation)]
     with scene.client("--exit-when-done") as client:
-        until(lambda: bool(scene.federation.receipts))
+        until(scene.delivered)
         scene.federation.send(RUN_ENDED)
         _, log = client.communicate(timeout=60)
     assert client.returncode == 0
@@ -130,7 +134,7 @@ def test_a_run_from_the_command_line(scene: Scene) -> None:
 def test_the_log_as_json(scene: Scene) -> None:
     scene.federation.on_stream = scene.work.offer(scene.federation, evaluate=True)
     with scene.client("--exit-when-done", "--log-format", "json") as client:
-        until(lambda: bool(scene.federation.receipts))
+        until(scene.delivered)
         scene.federation.send(RUN_ENDED)
         _, log = client.communicate(timeout=60)
     lines = [json.loads(line) for line in log.splitlines()]
@@ -175,7 +179,7 @@ def test_killed_while_it_trains_it_trains_the_round_anew(scene: Scene) -> None:
     assert client.returncode == -signal.SIGKILL
     scene.federation.on_stream = scene.work.offer(scene.federation)
     with scene.client():
-        until(lambda: bool(scene.federation.receipts))
+        until(scene.delivered)
     assert scene.federation.complete() == [scene.work.update(scene.data)]
     assert scene.federation.count("Enroll") == 1
 
@@ -189,7 +193,7 @@ def test_killed_while_it_uploads_it_goes_on_and_does_not_train(scene: Scene) -> 
     scene.federation.faults.upload = []
     before = len(scene.federation.calls)
     with scene.client("--exit-when-done") as client:
-        until(lambda: bool(scene.federation.receipts))
+        until(scene.delivered)
         scene.federation.send(RUN_ENDED)
         _, log = client.communicate(timeout=60)
     assert "round 1: its update was not delivered yet" in log
@@ -339,7 +343,7 @@ def test_the_whole_client_stays_small_while_it_trains_resnet20(tmp_path: Path) -
     scene = Scene(tmp_path, server, given.data, work)
     scene.federation.on_stream = work.offer(scene.federation, evaluate=True)
     with scene.client("--threads", "2") as client:
-        until(lambda: bool(scene.federation.receipts))
+        until(scene.delivered)
         peak = status(client.pid, "VmHWM") * 1024 / 1e6
     server.stop()
     before = peak_mb_after("import fedmpq.edge_client.client_process")
