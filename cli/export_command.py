@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedmpq.data.dataset import DataError
 from fedmpq.export.exporting import Exported, LabelledImages, export_model
@@ -137,7 +136,3 @@ def _row(exported: Exported) -> tuple[str, ...]:
         "-" if card["accuracy"] is None else f"{card['accuracy']:.2%}",
         f"{card['verified_images']} of {card['verified_images']} images",
     )
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, values))

@@ -85,8 +85,8 @@ def test_a_budget_makes_a_model_of_its_own(run: Path, tmp_path: Path, capsys: Ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--client", "9"], "the run has no client 9; it has client-0, client-1, client-2"),
-        (["--budget", "9"], "--budget 9 is outside 1..8 bits per weight"),
+        (["--client", "9"], "run 'small' has no client 9; it has client-0, client-1, client-2"),
+        (["--budget", "9"], "a budget of 9.0 bits per weight is outside 1..8"),
         (["--all", "--format", "tflite"], "no export target is called 'tflite'; take onnx, executorch"),
         (["--all", "--format", "onx"], "no export target is called 'onx' (did you mean 'onnx'?)"),
         (["--all", "--format", ","], "--format ',' names no target; take onnx, executorch"),
@@ -117,7 +117,7 @@ def test_a_float_run_has_no_integer_model(run: Path, tmp_path: Path, capsys: Cap
     experiment = replace(checkpoint.experiment, method="fp32")
     save_checkpoint(tmp_path, replace(checkpoint, experiment=experiment))
     error = mistake(capsys, "export", "--run", str(tmp_path), "--all", "-o", str(tmp_path / "out"))
-    assert "the run has no integer model to export: method = 'fp32' trains in full precision" in error
+    assert "trained in full precision and has no integer model" in error
 
 
 def test_a_checkpoint_of_another_graph_is_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:
