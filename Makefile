@@ -6,8 +6,9 @@ TORCH := torch>=2.13,<2.14
 FOLDERS := proto kernels system model data exchange training method edge_client server export lab cli
 KERNEL_SOURCES := kernels/CMakeLists.txt $(shell find kernels/include kernels/src -type f)
 
-# What `make check` runs of the tests: the folders that start no export runtime, no emulated board and no federation.
-QUICK := $(addprefix tests/,system kernels model data exchange training method edge_client server lab cli proto) \
+# What `make check` runs of the tests: the folders that run no command or simulation, no export runtime, no emulated
+# board and no federation.
+QUICK := $(addprefix tests/,system kernels model data exchange training method edge_client server proto) \
 	tests/test_imports.py tests/test_sizes.py
 
 .PHONY: help demo check test lint sanitize bench wheels clean
@@ -50,7 +51,7 @@ clean: ## remove .venv, builds and caches
 # An editable install maps packages to folders through an import hook, which mypy does not run: give it real paths.
 build/typed: Makefile
 	@rm -rf $@ && mkdir -p $@/fedmpq
-	@for file in __init__.py py.typed; do ln -s ../../../fedmpq/$$file $@/fedmpq/$$file; done
+	@for file in __init__.py py.typed; do ln -s ../../../front_door/$$file $@/fedmpq/$$file; done
 	@for folder in $(FOLDERS); do ln -s ../../../$$folder $@/fedmpq/$$folder; done
 
 .venv/installed: pyproject.toml setup.py $(KERNEL_SOURCES) | .venv/bin/python

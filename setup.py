@@ -1,6 +1,6 @@
 """Build of the two things pyproject.toml cannot say: which folder is which package, and the C++ library.
 
-Each top-level folder `x/` is the package `fedmpq.x`; `fedmpq/` itself is the front door. The library is a
+Each top-level folder `x/` is the package `fedmpq.x`; `front_door/` is `fedmpq` itself. The library is a
 plain C ABI loaded with ctypes; it never sees Python's headers, so one wheel per platform serves every Python
 (tag py3-none-PLATFORM).
 """
@@ -79,7 +79,7 @@ def packages_of(folder: str) -> list[str]:
 
 setup(
     packages=["fedmpq", *(package for folder in FOLDERS for package in packages_of(folder))],
-    package_dir={"fedmpq": "fedmpq"} | {f"fedmpq.{folder}": folder for folder in FOLDERS},
+    package_dir={"fedmpq": "front_door"} | {f"fedmpq.{folder}": folder for folder in FOLDERS},
     ext_modules=[Extension(f"fedmpq.kernels.{LIBRARY}", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
 )

@@ -12,6 +12,8 @@ from fedmpq.cli.main import main
 from fedmpq.data.named import load_named
 from fedmpq.model import zoo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -101,6 +101,7 @@ def test_only_what_has_parameters_can_be_frozen() -> None:
         replace(graph, nodes=tuple(nodes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"profile": "paper"}, {"method": "fp32"}], ids=["best", "paper", "fp32"]
 )
