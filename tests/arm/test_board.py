@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmpq import kernels
+from tests.test_imports import TORCH_ENGINE
 from tools import rounds as round_files
 from tools.arm_board import Board
 from tools.rounds import HEAVY, Arrays
@@ -52,9 +53,13 @@ def test_the_library_loads_where_pages_have_16_kib(on_board: OnBoard, cpu: str) 
 
 
 def test_the_client_loads_nothing_heavy(on_board: OnBoard, site: Path) -> None:
-    folder = site / "fedmpq" / "edge_client"
-    modules = [f"fedmpq.edge_client.{path.stem}" for path in folder.glob("*.py") if "torch" not in path.stem]
-    assert "fedmpq.training.native_engine" in modules
+    found = (path for room in ("edge_client", "training") for path in (site / "fedmpq" / room).glob("*.py"))
+    modules = [
+        f"fedmpq.{path.parent.name}.{path.stem}"
+        for path in found
+        if f"{path.parent.name}/{path.name}" not in TORCH_ENGINE
+    ]
+    assert {"fedmpq.training.native_engine", "fedmpq.edge_client.session"} <= set(modules)
     script = (
         "import importlib, sys\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
