@@ -7,14 +7,15 @@ lab.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import NoReturn, Protocol
+
+from fedmpq.system.named_object import suggestion
 
 
 class Command(Protocol):
@@ -98,22 +99,17 @@ def _dispatch(words: Sequence[str], wanted: str | None) -> int:
         return USAGE_ERROR
     if wanted not in COMMANDS:
         known = ", ".join(COMMANDS)
-        parser.error(f"there is no command {wanted!r}{_nearest(wanted, COMMANDS)}; there are {known}")
+        parser.error(f"there is no command {wanted!r}{suggestion(wanted, COMMANDS)}; there are {known}")
     module: Command = importlib.import_module(COMMANDS[wanted].module)
     module.add_arguments(parsers[wanted])
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         options = parsers[wanted].format_help().split()
-        parsers[wanted].error(f"unknown argument {unknown[0]!r}{_nearest(unknown[0], options)}")
+        parsers[wanted].error(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], options)}")
     code = module.run_command(arguments)
     # Here, where a broken pipe is expected, and not when the interpreter ends.
     sys.stdout.flush()
     return code
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _message(error: Exception, wanted: str | None) -> str | None:

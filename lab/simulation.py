@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import Dataset
 from fedmpq.data.named import load_named
-from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
-from fedmpq.exchange.messages import Assignment, Update
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.first_model import make_graph, seeded_module
 from fedmpq.lab.partition import dirichlet_partition
 from fedmpq.lab.probes import Probe, probes_of
 from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log
-from fedmpq.lab.workers import WorkerPool
+from fedmpq.lab.workers import Returned, Sent, WorkerPool
 from fedmpq.method.protocol import Method
 from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.registry import MakesMethod, float_method, integer_method
@@ -38,9 +36,6 @@ from fedmpq.server.earlier_run import earlier_weights
 
 if TYPE_CHECKING:
     from torch import nn
-
-Sent = TypeVar("Sent", bound=Assignment | FloatAssignment)
-Returned = TypeVar("Returned", bound=Update | FloatUpdate)
 
 
 @dataclass(frozen=True)

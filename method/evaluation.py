@@ -10,18 +10,14 @@ from fedmpq.data.dataset import Dataset
 from fedmpq.exchange.messages import Evaluation
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.state import ClientRecord, GlobalModel
-from fedmpq.model import integer_forward
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
-from fedmpq.model.integer_program import compile_program
-from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, Side
 
 
 def accuracy(graph: Graph, layers: Layers, side: Side, test: Dataset) -> float:
     """Share of the images that the integer model gets right."""
-    program = compile_program(graph, layers, side)
-    predicted = integer_forward.logits(program, test.images, products=native_products).argmax(axis=1)
-    return float(np.mean(predicted == test.labels))
+    return DeployedModel(graph, layers, side).accuracy(test.images, test.labels)
 
 
 def deployed_accuracies(method: QuantizedMethod, model: GlobalModel, test: Dataset) -> dict[int, float]:
