@@ -5,6 +5,7 @@ Pure functions of the global model, so that the server, a simulation, and a repl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -24,7 +25,6 @@ from fedmpq.exchange.messages import (
 )
 from fedmpq.method.aggregate import (
     MergeError,
-    WeightedSum,
     average_bit_widths,
     merge_deltas,
     merge_models,
@@ -33,6 +33,15 @@ from fedmpq.method.aggregate import (
 )
 from fedmpq.method.pruning_growing import deal_best, deal_paper
 from fedmpq.method.recipe import Recipe
+from fedmpq.method.robust import (
+    Changes,
+    Votes,
+    limited_weights,
+    middle_changes,
+    summed,
+    votes,
+    within_majority,
+)
 from fedmpq.method.state import ClientRecord, Deployment, GlobalModel
 from fedmpq.model.batch_statistics import quantized_statistics, unquantized_statistics
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, measure, statistics_names
@@ -174,22 +183,29 @@ class QuantizedMethod:
     def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel:
         """The model with the statistics that clients measured of what it hands out, merged by their samples.
 
-        Clients measured them of quantized weights `Q`, those of the same bit-widths of the same. They are
-        moved from there to the weights that all `Q` are made of, so that every client's data counts for every
-        budget; `RoundQuantizer.side` moves them on to the weights of each. Calibrations come in ascending
-        order of their clients.
+        Clients measured them of quantized weights `Q`. They are moved from there to the weights that all `Q`
+        are made of, so that every client's data counts for every budget; `RoundQuantizer.side` moves them on
+        to the weights of each. Calibrations come in ascending order of their clients.
         """
         final, records = model.final, {client.client: client for client in model.clients}
-        by_widths: dict[tuple[int, ...], MergedStatistics] = {}
+        quantized: dict[tuple[int, ...], Weights] = {}
+        samples: list[float] = []
+        moved: list[Side] = []
         for one in _checked(found, records, model.round, "calibration"):
-            widths = self._dealt(final, records[one.client])
-            by_widths.setdefault(widths, MergedStatistics()).add(one.samples, one.statistics)
+            sender = records[one.client]
+            widths = self._dealt(final, sender)
+            if widths not in quantized:
+                quantized[widths] = dequantize_all(self.quantizer(final).layers(widths))
+            side = {**final.side, **one.statistics}
+            there = unquantized_statistics(self.graph, final.weights, quantized[widths], side)
+            moved.append({name: there[name] for name in one.statistics})
+            samples.append(min(one.samples, sender.samples))
+        fleet = [client.samples for client in model.clients]
         merged = MergedStatistics()
-        for widths, measured in by_widths.items():
-            layers, statistics = self.quantizer(final).layers(widths), measured.statistics()
-            side = {**final.side, **statistics}
-            moved = unquantized_statistics(self.graph, final.weights, dequantize_all(layers), side)
-            merged.add(measured.weight, {name: moved[name] for name in statistics})
+        for weight, statistics in zip(
+            limited_weights(samples, fleet, self.recipe.share_limit), self._side_kept(moved), strict=True
+        ):
+            merged.add(float(weight), statistics)
         return model.with_final_side({**final.side, **merged.statistics()})
 
     def calibrated_on(self, model: GlobalModel, images: NDArray[np.uint8]) -> GlobalModel:
@@ -203,36 +219,77 @@ class QuantizedMethod:
         return self.calibrated(model, sorted(found, key=lambda one: one.client))
 
     def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
-        """The next global model. Updates come in ascending order of their clients, and each is dropped after
-        use: memory is that of the model, and the sums do not depend on who was first.
+        """The next global model. Updates come in ascending order of their clients, so the sums do not depend
+        on who was first.
+
+        They are gone through several times and each is dropped after use: memory is that of the model, and of
+        all updates only where the rule of aggregation needs them. An iterator is read into a list.
         """
+        again = list(updates) if iter(updates) is updates else updates
         records = {client.client: client for client in model.clients}
-        merged, side = WeightedSum(), WeightedSum()
         senders: list[ClientRecord] = []
-        widths: list[tuple[int, ...]] = []
-        for update in _checked(updates, records, model.round + 1, "update"):
+        sides: list[Side] = []
+        for update in _checked(again, records, model.round + 1, "update"):
             sender = records[update.client]
-            weight = self._share(sender) * update.samples
-            dealt = self._dealt(model, sender)
-            merged.add(weight, self._contribution(model, dealt, update))
-            side.add(weight, update.side)
-            widths.append(bit_widths(self.graph, update.layers))
-            senders.append(replace(sender, samples=update.samples))
-            records[sender.client] = replace(sender, dealt=dealt, returned=widths[-1])
-        shares = participation_weights([self._share(c) for c in senders], [c.samples for c in senders])
-        new = merge_models(merged) if self.recipe.merge == "models" else merge_deltas(model.weights, merged)
-        new_side = side.mean()
+            # What the server knew when it chose the client; a larger claim since then does not count.
+            counted = min(update.samples, sender.samples)
+            widths = bit_widths(self.graph, update.layers)
+            senders.append(
+                replace(sender, samples=counted, dealt=self._dealt(model, sender), returned=widths)
+            )
+            sides.append(update.side)
+        changes = self._changes(model, again, senders)
+        counted_by = votes(self.recipe.aggregation, self._merge_weights(model, senders), changes)
+        new = self._merge_layers(model, changes, counted_by)
+        weights = counted_by.weights
+        new_side = summed(weights, self._side_kept(sides)).mean()
         # Nobody has trained these; an average of their quantized forms would move them all the same.
         new |= {name: model.weights[name] for name in self.graph.frozen_layers}
         new_side |= {name: model.side[name] for name in self.graph.frozen_side}
+        seen = {one.client: replace(one, samples=records[one.client].samples) for one in senders}
         return GlobalModel(
             model.round + 1,
             new,
             new_side,
-            average_bit_widths(shares, widths),
-            tuple(records[client.client] for client in model.clients),
+            average_bit_widths(weights / math.fsum(weights), [one.returned or () for one in senders]),
+            tuple(seen.get(client.client, client) for client in model.clients),
             next_average(model, new, new_side, self.recipe.averaging),
         )
+
+    def _merge_weights(self, model: GlobalModel, senders: Sequence[ClientRecord]) -> NDArray[np.float64]:
+        """What each sender counts: its data, and its bits where they count, within what is plausible."""
+        own, fleet = ([self._share(c) * c.samples for c in group] for group in (senders, model.clients))
+        if not sum(own) > 0:
+            raise MergeError("no client has any samples; a round needs at least one update trained on data")
+        return limited_weights(own, fleet, self.recipe.share_limit)
+
+    def _changes(
+        self, model: GlobalModel, updates: Iterable[Update], senders: Sequence[ClientRecord]
+    ) -> Changes:
+        def read(names: Sequence[str]) -> Iterator[Weights]:
+            for sender, update in zip(senders, updates, strict=True):
+                assert sender.dealt is not None
+                yield self._contribution(model, sender.dealt, update, names)
+
+        sizes = {
+            node.name: size for node, size in zip(self.graph.layers, self.graph.layer_sizes, strict=True)
+        }
+        return Changes(sizes, len(senders), read)
+
+    def _merge_layers(
+        self, model: GlobalModel, changes: Changes, counted_by: Votes
+    ) -> dict[str, NDArray[np.float32]]:
+        merged = middle_changes(self.recipe.aggregation, changes) or counted_by.merged(changes)
+        return merge_models(merged) if self._averages_models else merge_deltas(model.weights, merged)
+
+    def _side_kept(self, sides: Sequence[Side]) -> Sequence[Side]:
+        """Side tensors as they count: within the majority's range, unless the rule is a plain mean."""
+        return sides if self.recipe.aggregation == "mean" else within_majority(sides)
+
+    @property
+    def _averages_models(self) -> bool:
+        """Whether whole models are averaged, as in the paper; other rules go by what clients have changed."""
+        return self.recipe.merge == "models" and self.recipe.aggregation == "mean"
 
     def _bits(self, client: ClientRecord) -> float:
         """The client's bits per weight, `v_n`: its budget, unless everyone gets 8 bits."""
@@ -260,17 +317,21 @@ class QuantizedMethod:
         """What the client was sent: as it is on record, or else as it is dealt, which is the same."""
         return model.dealt.get(client.client) or self.deal(model, client)
 
-    def _contribution(self, model: GlobalModel, widths: tuple[int, ...], update: Update) -> Weights:
-        """What the update adds, of a client that was sent the model at these bit-widths."""
-        returned = unpack_layers(self.graph, update.layers)
+    def _contribution(
+        self, model: GlobalModel, widths: tuple[int, ...], update: Update, names: Sequence[str]
+    ) -> Weights:
+        """What the update adds to the layers named; its client was sent the model at these bit-widths."""
+        returned = unpack_layers(self.graph, {name: update.layers[name] for name in names})
+        if self._averages_models:
+            return dequantize_all(returned)
+        if self.recipe.merge == "models":
+            return {name: layer.weights() - model.weights[name] for name, layer in returned.items()}
         sent = self.quantizer(model).layers(widths)
         if self.recipe.plan.update == "carried":
             return {
                 name: change_within_cells(model.weights[name], sent[name], change)
                 for name, change in returned.items()
             }
-        if self.recipe.merge == "models":
-            return dequantize_all(returned)
         return {name: layer.weights() - sent[name].weights() for name, layer in returned.items()}
 
 

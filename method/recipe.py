@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedmpq.exchange.messages import TrainingPlan
+from fedmpq.method.robust import Aggregation
 from fedmpq.method.schedule import Schedule
 from fedmpq.model.grid import StepRule
 
@@ -18,6 +19,8 @@ Merge = Literal["models", "deltas"]
 Statistics = Literal["averaged", "calibrated"]
 WeighBy = Literal["bits", "data"]
 
+SHARE_LIMIT = 3.0
+"""Of `best`: boards of one fleet seldom differ more, and a claim costs nothing."""
 PROFILES: tuple[Profile, ...] = ("paper", "best")
 
 
@@ -32,6 +35,10 @@ class Recipe:
     """Average whole models, or add the average change to the global model."""
     weigh_by: WeighBy = "bits"
     """A client counts in a merge by its data and its bits, `v_n |D_n|`, or by its data alone."""
+    aggregation: Aggregation = "mean"
+    """How much one client can do to a merge (see method.robust)."""
+    share_limit: float | None = None
+    """No client counts for more than this many times the median client of the fleet; None: no limit."""
     per_channel: bool = False
     averaging: float = 0.0
     """Devices run a moving average over the rounds: weight `averaging^k` for the model of `k` rounds ago."""
@@ -57,6 +64,8 @@ def fedmpq(profile: Profile, plan: TrainingPlan) -> Recipe:
         step_rule="least_error",
         merge="deltas",
         weigh_by="data",
+        aggregation="agreement",
+        share_limit=SHARE_LIMIT,
         averaging=0.8,
         statistics="calibrated",
         plan=replace(plan, update="carried", lasso=0.0, prune_density=None),

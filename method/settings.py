@@ -26,6 +26,7 @@ from fedmpq.method.recipe import (
     Statistics,
     make_recipe,
 )
+from fedmpq.method.robust import Aggregation
 from fedmpq.method.schedule import Schedule, ScheduleKind
 from fedmpq.method.setting import EXPERT, FLEET, LOCAL, WHAT, field_types, setting, typed
 from fedmpq.model import zoo
@@ -96,6 +97,16 @@ class MethodSettings:
     deal: Deal | None = setting(None, EXPERT, "who gets which bits (FedMPQ only)")
     step_rule: StepRule | None = setting(None, EXPERT, "how steps are chosen")
     merge: Merge | None = setting(None, EXPERT, "average models (paper profile only), or their changes")
+    aggregation: Aggregation | None = setting(
+        None,
+        EXPERT,
+        "how updates are merged, and how much one client can do to it (best: agreement; paper: mean)",
+    )
+    share_limit: float | None = setting(
+        None,
+        EXPERT,
+        "no client counts for more than so many times the fleet's median one (best: 3; paper: inf)",
+    )
     per_channel: bool = setting(False, EXPERT, "one step per output channel")
     averaging: float | None = setting(None, EXPERT, "decay of the moving average that devices run; 0: none")
     statistics: Statistics | None = setting(
@@ -121,6 +132,11 @@ class MethodSettings:
             raise self.error(f"seed = {self.seed} is outside 0..{2**32 - 1}")
         if self.averaging is not None and not 0 <= self.averaging < 1:
             raise self.error(f"averaging = {self.averaging} is outside 0 <= averaging < 1")
+        if self.share_limit is not None and not self.share_limit >= 1:
+            raise self.error(f"share_limit = {self.share_limit} is too small; the least is 1, inf is none")
+        for name in ("aggregation", "share_limit"):
+            if self.trains_floats and getattr(self, name) is not None:
+                raise self.error(f"{name} goes with methods that train integer codes, not with {self.method}")
         try:
             self.plan()
         except PlanError as error:
@@ -215,6 +231,8 @@ class MethodSettings:
             deal=self.deal,
             step_rule=self.step_rule,
             merge=self.merge,
+            aggregation=self.aggregation,
+            share_limit=self.share_limit,
             per_channel=self.per_channel,
             averaging=self.averaging,
             statistics=self.statistics,

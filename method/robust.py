@@ -1,0 +1,213 @@
+"""Merging rules that no single client can bend far, whatever it sends and however much data it claims.
+
+A rule turns the changes `C_n` of a round's clients, with weights `w_n` (their data), into one change. A
+quarter of the clients, and at least one of three or more, may be hostile (`suspects`).
+
+- "mean": `sum w_n C_n / sum w_n`. Any client can move it as far as it likes.
+- "agreement": the mean with `w_n t_n` for `w_n`, after every layer of `C_n` was shortened. Nobody pulls a
+  layer harder than `PULL` times the median of the round: `w_n |C_n| <= PULL * median_k(w_k |C_k|)`. The trust
+  `t_n` is 1 for a client that goes the way of the others, down to 0 for one that goes against it: with `a_n`
+  the median over the others `k` of the cosine between what is left of `C_n` and `C_k`, all layers made
+  equally long, `t_n = a_n / (DOUBT * median_k(a_k))` within 0..1. Where the clients have no common way, that
+  median not being positive, the `f` with the least `a_n` are left out. Where all are within the limit and
+  trusted, it is the mean.
+- "trimmed_mean", "median": weight by weight, without the `f` largest and smallest values, or the middle one.
+- "krum": the one update that lies nearest to its `n - f - 2` nearest others; "multi_krum": the mean of the
+  `n - f` that do. (Blanchard et al., 2017; Yin et al., 2018 for the two before.)
+
+The last four count every client once, whatever its data. Changes are compared layer by layer, as many layers
+at a time as fit into `GROUP_BYTES`, and summed one client after the other. With fewer than three clients
+there is no majority to go by, and every rule is a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.method.aggregate import WeightedSum
+
+Aggregation = Literal["mean", "agreement", "trimmed_mean", "median", "krum", "multi_krum"]
+Array = NDArray[np.float64]
+Tensors = Mapping[str, NDArray[np.float32]]
+
+PULL = 1.5
+"""How much harder than the median client one may pull a layer."""
+DOUBT = 0.5
+"""A client that agrees with the others by less than this share of what is usual loses weight."""
+MAJORITY = 3
+"""Fewer clients than this cannot outvote one."""
+GROUP_BYTES = 1 << 28
+"""Of changes held at a time while they are compared."""
+_SUSPECT_SHARE = 4
+
+
+def suspects(clients: int) -> int:
+    """`f`: how many of a round's clients may be hostile without harm."""
+    return max(clients // _SUSPECT_SHARE, int(clients >= MAJORITY))
+
+
+def limited_weights(weights: Sequence[float], fleet: Sequence[float], limit: float | None) -> Array:
+    """The weights, none above `limit` times the median of the fleet's; None: as they are."""
+    own = np.asarray(weights, np.float64)
+    return own if limit is None else np.minimum(own, limit * float(np.median(fleet)))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the clients of a round have changed, in their order, read anew each time."""
+
+    sizes: Mapping[str, int]
+    """Weights by layer."""
+    clients: int
+    read: Callable[[Sequence[str]], Iterable[Tensors]]
+    """Each client's changes of the layers named."""
+
+    def all(self) -> Iterable[Tensors]:
+        return self.read(tuple(self.sizes))
+
+    def layers(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """One layer after the other: its name, and all clients' changes as rows."""
+        for names in self._groups():
+            held = list(self.read(names))
+            for name in names:
+                yield name, np.stack([each[name].ravel() for each in held])
+
+    def _groups(self) -> Iterator[tuple[str, ...]]:
+        group: list[str] = []
+        held = 0
+        for name, size in self.sizes.items():
+            needed = 4 * size * self.clients
+            if group and held + needed > GROUP_BYTES:
+                yield tuple(group)
+                group, held = [], 0
+            group.append(name)
+            held += needed
+        yield tuple(group)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What each client counts in a merge."""
+
+    weights: Array
+    factors: Mapping[str, Array] | None = None
+    """By layer: what the clients' changes are multiplied by; None: nothing."""
+
+    def merged(self, changes: Changes) -> WeightedSum:
+        """The sum whose mean is the merged change."""
+        return summed(self.weights, self._shortened(changes.all()))
+
+    def _shortened(self, changes: Iterable[Tensors]) -> Iterator[Tensors]:
+        for client, change in enumerate(changes):
+            yield {name: self._scaled(name, client, tensor) for name, tensor in change.items()}
+
+    def _scaled(self, name: str, client: int, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
+        factor = 1.0 if self.factors is None else float(self.factors[name][client])
+        return tensor if factor == 1.0 else np.asarray(tensor * factor, np.float32)
+
+
+def votes(rule: Aggregation, weights: Array, changes: Changes) -> Votes:
+    """What each client counts by a rule that weighs clients; weight by weight see `middle_changes`."""
+    if rule == "agreement" and len(weights) >= MAJORITY:
+        return _agreement(weights, changes)
+    if rule in ("krum", "multi_krum") and len(weights) >= MAJORITY:
+        count = 1 if rule == "krum" else len(weights) - suspects(len(weights))
+        counted = np.zeros(len(weights))
+        counted[_nearest(changes, count)] = 1.0
+        return Votes(counted)
+    return Votes(weights)
+
+
+def middle_changes(rule: Aggregation, changes: Changes) -> WeightedSum | None:
+    """The merged change of a rule that goes weight by weight; None if this one does not."""
+    if rule not in ("trimmed_mean", "median") or changes.clients < MAJORITY:
+        return None
+    trimmed = suspects(changes.clients) if rule == "trimmed_mean" else (changes.clients - 1) // 2
+    kept = slice(trimmed, changes.clients - trimmed)
+    shapes = {name: tensor.shape for name, tensor in next(iter(changes.all())).items()}
+    middle = {
+        name: np.sort(rows, axis=0)[kept].mean(axis=0, dtype=np.float64).astype(np.float32)
+        for name, rows in changes.layers()
+    }
+    return summed(np.ones(1), [{name: flat.reshape(shapes[name]) for name, flat in middle.items()}])
+
+
+def summed(weights: Array, tensors: Iterable[Tensors]) -> WeightedSum:
+    """The weighted sum of the clients' tensors, in their order."""
+    total = WeightedSum()
+    for weight, each in zip(weights, tensors, strict=True):
+        total.add(float(weight), each)
+    return total
+
+
+def within_majority(tensors: Sequence[Tensors]) -> list[dict[str, NDArray[np.float32]]]:
+    """Every number brought within the range that is left without the `f` largest and smallest of its place.
+
+    So one client's number counts, but no further out than another's: for side tensors, of which a single one
+    can ruin a network.
+    """
+    trimmed = suspects(len(tensors))
+    if not trimmed:
+        return [dict(each) for each in tensors]
+    kept: list[dict[str, NDArray[np.float32]]] = [{} for _ in tensors]
+    for name in tensors[0]:
+        ordered = np.sort(np.stack([each[name] for each in tensors]), axis=0)
+        low, high = ordered[trimmed], ordered[-1 - trimmed]
+        for each, out in zip(tensors, kept, strict=True):
+            out[name] = np.clip(each[name], low, high)
+    return kept
+
+
+def _agreement(weights: Array, changes: Changes) -> Votes:
+    factors: dict[str, Array] = {}
+    products = np.zeros((len(weights), len(weights)))
+    for name, rows in changes.layers():
+        of_layer = _products(rows)
+        lengths = np.sqrt(np.diag(of_layer))
+        factors[name] = _pull_factors(weights * lengths)
+        # Who did not move a layer has no say in how long its changes are.
+        usual = float(np.median(lengths[lengths > 0])) if lengths.any() else 1.0
+        products += of_layer * np.outer(factors[name], factors[name]) / usual**2
+    return Votes(weights * _trust(products), factors)
+
+
+def _pull_factors(pulls: Array) -> Array:
+    """What brings each pull down to the limit, 1 where it is below."""
+    limit = PULL * float(np.median(pulls[pulls > 0])) if pulls.any() else 0.0
+    return np.where(pulls > limit, limit / np.where(pulls > 0, pulls, 1.0), 1.0)
+
+
+def _trust(products: Array) -> Array:
+    """`t_n`, from the scalar products of the clients' changes."""
+    lengths = np.sqrt(np.diag(products))
+    cosines = products / np.maximum(np.outer(lengths, lengths), np.finfo(np.float64).tiny)
+    others = ~np.eye(len(cosines), dtype=bool)
+    agreement = np.array([np.median(row[other]) for row, other in zip(cosines, others, strict=True)])
+    usual = float(np.median(agreement))
+    if usual > 0:
+        return np.clip(agreement / (DOUBT * usual), 0.0, 1.0)
+    trusted = np.ones(len(cosines))
+    trusted[np.argsort(agreement, kind="stable")[: suspects(len(cosines))]] = 0.0
+    return trusted
+
+
+def _products(rows: NDArray[np.float32]) -> Array:
+    """Scalar products of the rows, one at a time: a matrix product's last bits differ between machines."""
+    wide = rows.astype(np.float64)
+    return np.array([[float((one * other).sum()) for other in wide] for one in wide])
+
+
+def _nearest(changes: Changes, count: int) -> list[int]:
+    """The `count` clients with the least sum of squared distances to their nearest others, in order."""
+    products = sum((_products(rows) for _, rows in changes.layers()), np.zeros(()))
+    lengths = np.diag(products)
+    distances = lengths[:, None] + lengths[None, :] - 2 * products
+    np.fill_diagonal(distances, np.inf)
+    neighbours = max(1, changes.clients - suspects(changes.clients) - 2)
+    scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
+    return sorted(int(one) for one in np.argsort(scores, kind="stable")[:count])
