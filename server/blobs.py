@@ -1,6 +1,6 @@
 """Payloads by their SHA-256: models, graphs and updates that stored facts refer to, and uploads on their way.
 
-A blob is there whole or not at all, and once `put` or `adopt` has returned it survives a power cut. Nothing
+A blob is there whole or not at all, and once `put` has returned it survives a power cut. Nothing
 is ever written over: the same bytes have the same name.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedmpq.exchange.wire import digest
-from fedmpq.system.durable_files import file_digest, move_durably, replacing, write_durably
+from fedmpq.system.durable_files import file_digest, replacing, write_durably
 from fedmpq.system.private_folders import private_folder
 
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -31,8 +31,9 @@ class Blobs(Protocol):
 
     lock: threading.Lock
 
-    def put(self, data: bytes) -> bytes: ...
-    def adopt(self, file: Path, name: bytes) -> None: ...
+    def put(self, data: bytes) -> bytes:
+        """Their name. What was there under that name, damaged perhaps, is these bytes and durable now."""
+
     def read(self, name: bytes) -> bytes: ...
     def delete(self, name: bytes) -> None: ...
     def names(self) -> Iterator[bytes]: ...
@@ -70,13 +71,8 @@ class FolderBlobs:
 
     def put(self, data: bytes) -> bytes:
         name = digest(data)
-        if not self.path(name).exists():
-            write_durably(self.path(name), data)
+        write_durably(self.path(name), data)
         return name
-
-    def adopt(self, file: Path, name: bytes) -> None:
-        """Take a file of the same file system that holds the bytes of `name`; it is moved."""
-        move_durably(file, self.path(name))
 
     def read(self, name: bytes) -> bytes:
         try:
@@ -115,13 +111,8 @@ class RemoteBlobs:
 
     def put(self, data: bytes) -> bytes:
         name = digest(data)
-        if not self._files.exists(self._path(name)):
-            self._files.pipe_file(self._path(name), data)
+        self._files.pipe_file(self._path(name), data)
         return name
-
-    def adopt(self, file: Path, name: bytes) -> None:
-        self._files.put_file(str(file), self._path(name))
-        file.unlink()
 
     def read(self, name: bytes) -> bytes:
         try:

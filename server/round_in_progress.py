@@ -129,12 +129,15 @@ class RoundInProgress:
         return receipt_id
 
     def _check_and_keep(self, seat: Seat, max_samples: int, name: bytes, file: Path) -> int:
-        """The size of an answer that is good, and now durable as a blob."""
+        """The size of an answer that is good, and now durable as a blob.
+
+        The file is read once: the bytes that were hashed and checked are those that are stored.
+        """
         data = file.read_bytes()
         if digest(data) != name:
             raise DamagedUpload("the bytes that arrived have another hash than the header says")
         self.work.check(data, seat, max_samples)
-        self._resources.blobs.adopt(file, name)
+        self._resources.blobs.put(data)
         return len(data)
 
     async def reject(self, seat: Seat, reason: str) -> None:

@@ -33,7 +33,12 @@ class Receiving:
 
 
 class UploadCalls:
-    """The uploads of all clients; each client has one at a time."""
+    """The uploads of all clients; each client has one at a time.
+
+    From its last byte until it has its receipt or is refused an upload is the server's alone, whether or not
+    its sender still waits: the next call of the same client waits for that. So no call touches a file that
+    is being read, and an honest client that was cut off meanwhile gets its receipt.
+    """
 
     def __init__(self, coordinator: Coordinator, uploads: Uploads, transfers: TransferLimit) -> None:
         self._coordinator = coordinator
@@ -41,11 +46,14 @@ class UploadCalls:
         self._uploads = uploads
         self._transfers = transfers
         self._receiving: dict[str, Receiving] = {}
+        self._checking: dict[str, asyncio.Future[str]] = {}
+        """By client: gives the receipt of the upload that has arrived whole."""
 
     async def status(self, client: Client, request: pb.GetUploadRequest, context: Context) -> pb.UploadStatus:
         """How much of an upload has arrived, or its receipt."""
         await _check_name(request.payload, context)
         address = await _address(request, context)
+        await self._checked(client.client_id)
         receipt = await self._receipt(client, address, request.payload, context)
         if receipt is not None:
             return pb.UploadStatus(receipt=receipt)
@@ -55,21 +63,23 @@ class UploadCalls:
     async def receive(self, client: Client, context: Context) -> pb.Receipt:
         """One upload from its header to its end."""
         mine = Receiving()
-        await self._take_place(client.client_id, mine)
+        older = self._receiving.get(client.client_id)
+        self._receiving[client.client_id] = mine
         try:
+            if older is not None:
+                older.replaced.set()
+                await older.over.wait()
+            await self._checked(client.client_id)
             return await self._upload(client, mine, context)
         finally:
             mine.over.set()
             if self._receiving.get(client.client_id) is mine:
                 del self._receiving[client.client_id]
 
-    async def _take_place(self, client_id: str, mine: Receiving) -> None:
-        """An older upload of the client ends; one that is being checked does so with its receipt."""
-        older = self._receiving.get(client_id)
-        self._receiving[client_id] = mine
-        if older is not None:
-            older.replaced.set()
-            await older.over.wait()
+    async def _checked(self, client_id: str) -> None:
+        """When nothing of the client's is being checked."""
+        while (checking := self._checking.get(client_id)) is not None:
+            await asyncio.wait({checking})
 
     async def _receipt(
         self, client: Client, address: RoundAddress, payload: bytes, context: Context
@@ -106,7 +116,7 @@ class UploadCalls:
         self._coordinator.note_upload(client.client_id)
         async with self._transfers.turn(upload=True):
             await self._receive(client.client_id, header, mine, context)
-            return await self._accept(client.client_id, header, address, context)
+        return await self._accept(client.client_id, header, address, context)
 
     async def _check_size(self, header: pb.UploadHeader, address: RoundAddress, context: Context) -> None:
         active = self._coordinator.active
@@ -147,23 +157,37 @@ class UploadCalls:
     async def _accept(
         self, client_id: str, header: pb.UploadHeader, address: RoundAddress, context: Context
     ) -> pb.Receipt:
+        checking = self._checking[client_id] = asyncio.ensure_future(self._check(client_id, header, address))
+        checking.add_done_callback(lambda done: self._forget_check(client_id, done))
+        try:
+            receipt_id = await asyncio.shield(checking)
+        except UpdateRefused as error:
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except DamagedUpload as error:
+            if header.offset > 0:
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, f"{error}: send it again from the start")
+            await refuse_argument(context, f"the update was rejected: {error}")
+        except Rejected as error:
+            await refuse_argument(context, f"the update was rejected: {error}")
+        return _receipt(address, header.payload, receipt_id)
+
+    async def _check(self, client_id: str, header: pb.UploadHeader, address: RoundAddress) -> str:
+        """The receipt; raises what is wrong with the upload. A disk that fails leaves it for the next try."""
         path: Path = self._uploads.path(client_id, header.payload)
         try:
             receipt_id = await self._coordinator.accept(client_id, address, header.payload, path)
-        except UpdateRefused as error:
+        except (UpdateRefused, Rejected, DamagedUpload) as error:
             await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
-            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except Rejected as error:
-            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
-            await refuse_argument(context, f"the update was rejected: {error}")
-        except DamagedUpload as error:
-            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
-            if header.offset > 0:
-                # What was stored of it before a power cut may be at fault, and not its sender.
-                await refuse(context, grpc.StatusCode.UNAVAILABLE, f"{error}: send it again from the start")
-            await self._coordinator.reject(client_id, address, str(error))
-            await refuse_argument(context, f"the update was rejected: {error}")
-        return _receipt(address, header.payload, receipt_id)
+            # What was stored of it before a power cut may be at fault, and not its sender.
+            if isinstance(error, DamagedUpload) and header.offset == 0:
+                await self._coordinator.reject(client_id, address, str(error))
+            raise
+        await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+        return receipt_id
+
+    def _forget_check(self, client_id: str, done: asyncio.Future[str]) -> None:
+        del self._checking[client_id]
+        _forget(done)
 
 
 async def _address(said: pb.GetUploadRequest | pb.UploadHeader, context: Context) -> RoundAddress:
@@ -210,10 +234,10 @@ async def _read(mine: Receiving, context: Context) -> pb.UploadRequest | None:
     return request if isinstance(request, pb.UploadRequest) else None
 
 
-def _forget(reading: asyncio.Future[Any]) -> None:
-    """A read that broke after its call was over has nobody to tell."""
-    if not reading.cancelled():
-        reading.exception()
+def _forget(broken: asyncio.Future[Any]) -> None:
+    """What broke after its call was over has nobody to tell."""
+    if not broken.cancelled():
+        broken.exception()
 
 
 def _receipt(address: RoundAddress, payload: bytes, receipt_id: str) -> pb.Receipt:

@@ -29,12 +29,12 @@ def test_the_same_bytes_are_one_blob(blobs: Blobs) -> None:
     assert list(blobs.names()) == [name]
 
 
-def test_an_arrived_file_becomes_a_blob(blobs: Blobs, tmp_path: Path) -> None:
-    file = tmp_path / "arrived"
-    file.write_bytes(b"payload")
-    blobs.adopt(file, digest(b"payload"))
-    assert not file.exists()
-    assert blobs.read(digest(b"payload")) == b"payload"
+def test_good_bytes_take_the_place_of_damaged_ones(tmp_path: Path) -> None:
+    blobs = FolderBlobs(tmp_path)
+    name = blobs.put(b"payload")
+    blobs.path(name).write_bytes(b"")
+    assert blobs.put(b"payload") == name
+    assert blobs.read(name) == b"payload"
 
 
 def test_what_nothing_refers_to_goes(blobs: Blobs) -> None:
