@@ -10,6 +10,7 @@ import grpc.aio
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, Federation, federation
+from fedmpq.edge_client.chunk_length import ChunkLength
 from fedmpq.edge_client.connection import RefusedError, may_help, pause, said
 from fedmpq.edge_client.identity import Identity, load_identity
 from fedmpq.edge_client.transfer import Patience, TransferError, download, have, within
@@ -32,10 +33,11 @@ async def fetch_model(
             f"this client is not enrolled yet, there is no {identity_file}: take part in a run first"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    chunks = ChunkLength()
     while True:
         try:
             async with endpoint.open() as channel:
-                return await _fetch(federation(channel), identity, wanted, folder, retry, patience)
+                return await _fetch(federation(channel), identity, wanted, folder, retry, patience, chunks)
         except grpc.aio.AioRpcError as error:
             if not may_help(error):
                 raise RefusedError(f"{endpoint.address} gave no model: {said(error)}") from None
@@ -46,14 +48,21 @@ async def fetch_model(
 
 
 async def _fetch(
-    stub: Federation, identity: Identity, wanted: str, folder: Path, retry: Backoff, patience: Patience
+    stub: Federation,
+    identity: Identity,
+    wanted: str,
+    folder: Path,
+    retry: Backoff,
+    patience: Patience,
+    chunks: ChunkLength,
 ) -> Path:
     request = pb.GetModelRequest(format=wanted)
     offer = await within(EXPORT_SECONDS, stub.GetModel(request, metadata=identity.metadata), "the export")
     # The name comes from the server: never a way out of the folder.
     path = folder / Path(offer.file_name).name
     if not have(path, offer.payload):
-        await download(stub, identity.metadata, retry, offer.payload, offer.payload_bytes, path, patience)
+        what = offer.payload, offer.payload_bytes, path
+        await download(stub, identity.metadata, retry, *what, patience, chunks)
     # The card comes last: a model that has one is whole, whatever happens now.
     flush(path)
     write_durably(path.with_name(f"{path.name}.json"), offer.card.encode())

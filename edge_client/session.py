@@ -24,19 +24,12 @@ import grpc.aio
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import Endpoint
+from fedmpq.edge_client.chunk_length import ChunkLength
 from fedmpq.edge_client.connection import Connection, enrol, said
 from fedmpq.edge_client.outbox import Pending, RoundKey
 from fedmpq.edge_client.round_work import evaluate, in_thread, make_calibration, make_update
 from fedmpq.edge_client.state_folder import StateFolder
-from fedmpq.edge_client.transfer import (
-    DEFAULT_CHUNK,
-    Delivery,
-    Patience,
-    chunk_length,
-    download,
-    have,
-    received,
-)
+from fedmpq.edge_client.transfer import Delivery, Patience, download, have, received
 from fedmpq.exchange.messages import Assignment, Evaluation, PlanError
 from fedmpq.exchange.wire import (
     WireError,
@@ -107,7 +100,7 @@ class Session:
         self._state = state
         self._board = board
         self._settings = settings
-        self._chunk_bytes = DEFAULT_CHUNK
+        self._chunks = ChunkLength()
         self._runs: dict[str, _Run] = {}
         self._job: _Job | None = None
         self._sent: Pending | None = None
@@ -156,7 +149,7 @@ class Session:
             await self._end_run(event.run_ended)
 
     def _welcome(self, welcome: pb.Welcome) -> None:
-        self._chunk_bytes = chunk_length(welcome.chunk_bytes)
+        self._chunks.wish(welcome.chunk_bytes)
         log.info("connected to %s (fedmpq %s)", self._endpoint.address, welcome.server_version or "unknown")
         if self._job is None and (waiting := self._state.outbox.pending()) is not None:
             key = waiting.key
@@ -319,8 +312,14 @@ class Session:
             if not other.name.startswith(path.name):
                 other.unlink()
         if not have(path, payload):
-            patience = self._settings.patience
-            attempt = partial(download, payload=payload, size=size, path=path, patience=patience)
+            attempt = partial(
+                download,
+                payload=payload,
+                size=size,
+                path=path,
+                patience=self._settings.patience,
+                chunks=self._chunks,
+            )
             await self._connection.persist("the download", attempt)
         return path
 
@@ -328,7 +327,7 @@ class Session:
         """Uploads until the server gives its receipt, or says that it does not want the update."""
         key, facts = pending.key, _facts(pending.key)
         what = _answer(key)
-        delivery = Delivery(pending, lambda: self._chunk_bytes, self._settings.patience, resumed)
+        delivery = Delivery(pending, self._chunks, self._settings.patience, resumed)
         try:
             receipt = await self._connection.persist("the upload", delivery)
         except grpc.aio.AioRpcError as error:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ import grpc.aio
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Federation
+from fedmpq.edge_client.chunk_length import ChunkLength
 from fedmpq.edge_client.outbox import Pending
 from fedmpq.exchange.wire import phase_to_message
 from fedmpq.proto import federation_pb2 as pb
@@ -25,10 +26,6 @@ from fedmpq.system.durable_files import HASH_BLOCK, file_digest
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 UploadCall = grpc.aio.StreamUnaryCall[pb.UploadRequest, pb.Receipt]
-
-DEFAULT_CHUNK = 64 << 10
-LARGEST_CHUNK = (1 << 20) - (1 << 10)
-"""With its framing a chunk must fit the server's messages of 1 MiB."""
 
 REFUSAL_SECONDS = 0.5
 """A write that meets a refusal turns it into an internal error of gRPC (its issue 36066): after a broken
@@ -85,13 +82,15 @@ async def download(
     size: int,
     path: Path,
     patience: Patience,
+    chunks: ChunkLength,
 ) -> None:
     """Downloads the payload of that hash and size to `path`; until it is whole it is kept as `path`.part."""
     part = path.with_name(f"{path.name}.part")
     digest, offset = _resume(part, size)
-    call = stub.Download(pb.DownloadRequest(payload=payload, offset=offset), metadata=metadata)
+    request = pb.DownloadRequest(payload=payload, offset=offset, chunk_bytes=chunks.bytes)
+    call = stub.Download(request, metadata=metadata)
     try:
-        with part.open("ab", buffering=0) as file:
+        with _shorter_if_it_breaks(chunks), part.open("ab", buffering=0) as file:
             # The end of the stream is an object of another type.
             while isinstance(chunk := await within(patience.chunk, call.read(), "the download"), pb.Chunk):
                 offset += len(chunk.data)
@@ -99,6 +98,7 @@ async def download(
                     break
                 file.write(chunk.data)
                 digest.update(chunk.data)
+                chunks.moved()
                 retry.reset()
     finally:
         call.cancel()
@@ -109,6 +109,15 @@ async def download(
         what = f"more than {size} bytes came" if offset > size else "the hash is another"
         raise TransferError(f"payload {payload.hex()[:12]} came damaged: {what}; it begins anew")
     part.replace(path)
+
+
+@contextmanager
+def _shorter_if_it_breaks(chunks: ChunkLength) -> Iterator[None]:
+    try:
+        yield
+    except (grpc.aio.AioRpcError, StalledError):
+        chunks.broke()
+        raise
 
 
 def _resume(part: Path, size: int) -> tuple[hashlib._Hash, int]:
@@ -154,11 +163,9 @@ async def received(
 class Delivery:
     """An upload over several tries; from the second on the server is asked first how much it has."""
 
-    def __init__(
-        self, pending: Pending, chunk_bytes: Callable[[], int], patience: Patience, resumed: bool
-    ) -> None:
+    def __init__(self, pending: Pending, chunks: ChunkLength, patience: Patience, resumed: bool) -> None:
         self._pending = pending
-        self._chunk_bytes = chunk_bytes
+        self._chunks = chunks
         self._patience = patience
         self._ask = resumed
         self._offset = 0
@@ -176,10 +183,11 @@ class Delivery:
         call = stub.Upload(metadata=metadata)
         answer = asyncio.ensure_future(call)
         try:
-            # A server that answers before the end says why in its answer.
-            with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                await self._send(call, answer, REFUSAL_SECONDS if not first else 0.0)
-            receipt = await within(self._patience.receipt, answer, "the receipt")
+            with _shorter_if_it_breaks(self._chunks):
+                # A server that answers before the end says why in its answer.
+                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                    await self._send(call, answer, REFUSAL_SECONDS if not first else 0.0)
+                receipt = await within(self._patience.receipt, answer, "the receipt")
         finally:
             await ended(answer)
         if receipt.payload != self._pending.payload:
@@ -197,15 +205,25 @@ class Delivery:
             offset=self._offset,
             phase=phase_to_message(key.phase),
         )
-        await within(seconds, call.write(pb.UploadRequest(header=header)), "the upload")
+        await _moved(seconds, call.write(pb.UploadRequest(header=header)), answer)
         await asyncio.wait({answer}, timeout=pause)
         with self._pending.path.open("rb") as file:
             file.seek(self._offset)
-            while not answer.done() and (chunk := file.read(self._chunk_bytes())):
-                await within(seconds, call.write(pb.UploadRequest(data=chunk)), "the upload")
-        await within(seconds, call.done_writing(), "the upload")
+            while not answer.done() and (chunk := file.read(self._chunks.bytes)):
+                await _moved(seconds, call.write(pb.UploadRequest(data=chunk)), answer)
+                self._chunks.moved()
+        await _moved(seconds, call.done_writing(), answer)
 
 
-def chunk_length(wished: int) -> int:
-    """The length of chunks that the server asks for in its Welcome, as far as it fits a message."""
-    return min(wished, LARGEST_CHUNK) if wished > 0 else DEFAULT_CHUNK
+async def _moved(seconds: float, writing: Awaitable[None], answer: asyncio.Future[pb.Receipt]) -> None:
+    """When it is written, or the call is over: a write to a connection that broke may wait for ever."""
+    task = asyncio.ensure_future(writing)
+    either: set[asyncio.Future[Any]] = {task, answer}
+    try:
+        done, _ = await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await ended(task)
+    if not done:
+        raise StalledError(f"the upload did not move for {seconds:g} s")
+    if task in done:
+        task.result()

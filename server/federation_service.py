@@ -36,6 +36,8 @@ from fedmpq.system.named_object import is_path
 
 CHUNK_BYTES = 16 << 10
 """A message that broke off half-way is lost whole, so this is how much a cut can cost."""
+LEAST_CHUNK_BYTES = 1 << 10
+"""A client whose connections break often may ask for chunks as short as this."""
 MAX_DOWNLOADS = 4
 """By one client at a time: some may be left over from connections that broke unnoticed."""
 TRANSFERS_AT_ONCE = 8
@@ -136,8 +138,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             try:
                 async with self._transfers.turn(upload=False):
                     at, size = request.offset, await self._size(request, context)
+                    count = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, request.chunk_bytes or CHUNK_BYTES))
                     while at < size:
-                        data = await self._piece(request.payload, at, context)
+                        data = await self._piece(request.payload, at, count, context)
                         yield pb.Chunk(data=data)
                         at += len(data)
                 self._coordinator.note_download(client.client_id)
@@ -160,11 +163,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             await refuse(context, grpc.StatusCode.OUT_OF_RANGE, message)
         return size
 
-    async def _piece(self, name: bytes, at: int, context: Context) -> bytes:
+    async def _piece(self, name: bytes, at: int, count: int, context: Context) -> bytes:
         """The file is opened for every piece: a call may be cancelled at any moment, and leaves none open."""
         if (graph := self._graph(name)) is not None:
-            return graph[at : at + CHUNK_BYTES]
-        data = await asyncio.to_thread(self._coordinator.outgoing.read, name, at, CHUNK_BYTES)
+            return graph[at : at + count]
+        data = await asyncio.to_thread(self._coordinator.outgoing.read, name, at, count)
         return data or await self._no_payload(context)
 
     async def _no_payload(self, context: Context) -> NoReturn:

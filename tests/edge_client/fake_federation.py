@@ -66,6 +66,8 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         self.uploads: dict[bytes, bytes] = {}
         self.receipts: dict[bytes, pb.Receipt] = {}
         self.calls: list[tuple[str, int]] = []
+        self.wished: list[int] = []
+        """The length of chunks that every Download asked for."""
         self.phases: list[tuple[str, int]] = []
         """The phase that every GetUpload and Upload named."""
         self.faults = Faults()
@@ -126,6 +128,7 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
     def Download(self, request: pb.DownloadRequest, context: grpc.ServicerContext) -> Iterator[pb.Chunk]:
         self._authenticate(context)
         self.calls.append(("Download", request.offset))
+        self.wished.append(request.chunk_bytes)
         if request.payload not in self.payloads:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such payload")
         data = self.faults.damage.pop(0) if self.faults.damage else self.payloads[request.payload]

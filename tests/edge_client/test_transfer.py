@@ -12,15 +12,19 @@ import pytest
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, Federation, federation
-from fedmpq.edge_client.outbox import Outbox, Pending, RoundKey
-from fedmpq.edge_client.transfer import (
+from fedmpq.edge_client.chunk_length import (
     DEFAULT_CHUNK,
     LARGEST_CHUNK,
+    LEAST_CHUNK,
+    MOVED_TO_GROW,
+    ChunkLength,
+)
+from fedmpq.edge_client.outbox import Outbox, Pending, RoundKey
+from fedmpq.edge_client.transfer import (
     Delivery,
     Patience,
     StalledError,
     TransferError,
-    chunk_length,
     download,
     have,
     within,
@@ -60,8 +64,11 @@ def call(server: RunningServer, action: Callable[[Federation], Awaitable[T]]) ->
     return asyncio.run(play())
 
 
-def fetch(server: RunningServer, path: Path, size: int = len(DATA)) -> None:
-    call(server, lambda stub: download(stub, METADATA, Backoff(1, 1), NAME, size, path, PATIENCE))
+def fetch(
+    server: RunningServer, path: Path, size: int = len(DATA), chunks: ChunkLength | None = None
+) -> None:
+    chunks = chunks or ChunkLength()
+    call(server, lambda stub: download(stub, METADATA, Backoff(1, 1), NAME, size, path, PATIENCE, chunks))
 
 
 def send(server: RunningServer, delivery: Delivery) -> pb.Receipt:
@@ -69,7 +76,7 @@ def send(server: RunningServer, delivery: Delivery) -> pb.Receipt:
 
 
 def delivery_of(pending: Pending, chunk: int = 1000, resumed: bool = False) -> Delivery:
-    return Delivery(pending, lambda: chunk, PATIENCE, resumed)
+    return Delivery(pending, ChunkLength(chunk), PATIENCE, resumed)
 
 
 # Download
@@ -219,8 +226,35 @@ def test_a_cancellation_is_not_forgotten_when_the_result_comes_with_it() -> None
     asyncio.run(play())
 
 
+# Chunks
+
+
 def test_chunks_fit_a_message() -> None:
-    assert chunk_length(0) == DEFAULT_CHUNK
-    assert chunk_length(4096) == 4096
-    assert chunk_length(1 << 30) == LARGEST_CHUNK
+    chunks = ChunkLength()
+    for wished, given in ((0, DEFAULT_CHUNK), (4096, 4096), (1 << 30, LARGEST_CHUNK)):
+        chunks.wish(wished)
+        assert chunks.bytes == given
     assert pb.UploadRequest(data=bytes(LARGEST_CHUNK)).ByteSize() < 1 << 20
+
+
+def test_chunks_are_shorter_after_every_break_and_grow_again() -> None:
+    chunks = ChunkLength(4 * LEAST_CHUNK)
+    lengths = []
+    for _ in range(4):
+        lengths.append(chunks.bytes)
+        chunks.broke()
+    assert lengths == [4 * LEAST_CHUNK, 2 * LEAST_CHUNK, LEAST_CHUNK, LEAST_CHUNK]
+    chunks.wish(8 * LEAST_CHUNK)
+    assert chunks.bytes == LEAST_CHUNK
+    for _ in range(5 * MOVED_TO_GROW):
+        chunks.moved()
+    assert chunks.bytes == 8 * LEAST_CHUNK
+
+
+def test_a_broken_download_asks_for_shorter_chunks(server: RunningServer, tmp_path: Path) -> None:
+    server.federation.faults.download = [cut_after(10 * CHUNK)]
+    chunks = ChunkLength(4096)
+    with pytest.raises(grpc.aio.AioRpcError):
+        fetch(server, tmp_path / "model", chunks=chunks)
+    fetch(server, tmp_path / "model", chunks=chunks)
+    assert server.federation.wished == [4096, 2048]

@@ -162,12 +162,14 @@ class RunEnded(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("payload", "offset")
+    __slots__ = ("payload", "offset", "chunk_bytes")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     payload: bytes
     offset: int
-    def __init__(self, payload: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+    chunk_bytes: int
+    def __init__(self, payload: _Optional[bytes] = ..., offset: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("data",)
