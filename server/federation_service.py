@@ -30,7 +30,7 @@ from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
 from fedmpq.server.store.errors import NameTaken, TokenRefused
 from fedmpq.server.store.records import Client
 from fedmpq.server.tokens import looks_like_token, token_digest
-from fedmpq.server.transfer_limit import TransferLimit
+from fedmpq.server.transfer_queue import TransferQueue
 from fedmpq.server.upload_calls import UploadCalls
 from fedmpq.system.named_object import is_path
 
@@ -41,7 +41,6 @@ LEAST_CHUNK_BYTES = 1 << 10
 MAX_DOWNLOADS = 4
 """By one client at a time: some may be left over from connections that broke unnoticed."""
 TRANSFERS_AT_ONCE = 8
-TURN_SECONDS = 10.0
 MAX_SAMPLES = 1 << 40
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _MAX_WORDS = 100
@@ -60,7 +59,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._exports = coordinator.exports
         self._store = coordinator.store
         self._downloads: Counter[str] = Counter()
-        self._transfers = TransferLimit(TRANSFERS_AT_ONCE, TURN_SECONDS)
+        self._transfers = TransferQueue(TRANSFERS_AT_ONCE)
         self._uploads = UploadCalls(coordinator, uploads, self._transfers)
         self._welcome = pb.Event(
             welcome=pb.Welcome(server_version=version("fedmpq"), chunk_bytes=CHUNK_BYTES)
@@ -136,12 +135,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             self._downloads[client.client_id] += 1
             try:
-                async with self._transfers.turn(upload=False):
+                async with self._transfers.transfer(client.client_id, upload=False) as transfer:
+                    await transfer.work()
                     at, size = request.offset, await self._size(request, context)
                     count = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, request.chunk_bytes or CHUNK_BYTES))
                     while at < size:
+                        await transfer.work()
                         data = await self._piece(request.payload, at, count, context)
-                        yield pb.Chunk(data=data)
+                        with transfer.waiting():
+                            yield pb.Chunk(data=data)
+                        transfer.moved(len(data))
                         at += len(data)
                 self._coordinator.note_download(client.client_id)
             finally:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,9 +19,10 @@ from fedmpq.server.refusals import Context, refuse, refuse_argument
 from fedmpq.server.round_in_progress import DamagedUpload
 from fedmpq.server.store.errors import UpdateRefused
 from fedmpq.server.store.records import ENDED, Client, RoundAddress, Seat
-from fedmpq.server.transfer_limit import TransferLimit
+from fedmpq.server.transfer_queue import Transfer, TransferQueue
 from fedmpq.server.validation import Rejected
 
+T = TypeVar("T")
 _MAX_RUN_ID = 100
 
 
@@ -40,7 +42,7 @@ class UploadCalls:
     is being read, and an honest client that was cut off meanwhile gets its receipt.
     """
 
-    def __init__(self, coordinator: Coordinator, uploads: Uploads, transfers: TransferLimit) -> None:
+    def __init__(self, coordinator: Coordinator, uploads: Uploads, transfers: TransferQueue) -> None:
         self._coordinator = coordinator
         self._store = coordinator.store
         self._uploads = uploads
@@ -114,8 +116,8 @@ class UploadCalls:
         await self._check_size(header, address, context)
         await self._begin(client.client_id, header, context)
         self._coordinator.note_upload(client.client_id)
-        async with self._transfers.turn(upload=True):
-            await self._receive(client.client_id, header, mine, context)
+        async with self._transfers.transfer(client.client_id, upload=True) as transfer:
+            await self._receive(client.client_id, header, mine, transfer, context)
         return await self._accept(client.client_id, header, address, context)
 
     async def _check_size(self, header: pb.UploadHeader, address: RoundAddress, context: Context) -> None:
@@ -137,11 +139,23 @@ class UploadCalls:
         await asyncio.to_thread(self._uploads.begin, client_id, header.payload, header.offset)
 
     async def _receive(
-        self, client_id: str, header: pb.UploadHeader, mine: Receiving, context: Context
+        self,
+        client_id: str,
+        header: pb.UploadHeader,
+        mine: Receiving,
+        transfer: Transfer,
+        context: Context,
     ) -> None:
         """The bytes from the offset to the end, into the client's file."""
         at = header.offset
-        while (request := await _read(mine, context)) is not None:
+        await _unless_replaced(mine, transfer.work(), context)
+        while True:
+            with transfer.waiting():
+                request = await _read(mine, context)
+            if request is None:
+                break
+            if not transfer.has_slot:
+                await _unless_replaced(mine, transfer.work(), context)
             if request.WhichOneof("part") != "data":
                 await refuse_argument(context, "after its header an upload has nothing but data")
             if at + len(request.data) > header.payload_bytes:
@@ -150,6 +164,7 @@ class UploadCalls:
                     context, f"more than the {header.payload_bytes} bytes that were announced"
                 )
             await asyncio.to_thread(self._uploads.write, client_id, header.payload, at, request.data)
+            transfer.moved(len(request.data))
             at += len(request.data)
         if at < header.payload_bytes:
             await refuse_argument(context, f"the upload ended at byte {at} of {header.payload_bytes}")
@@ -217,21 +232,27 @@ async def _check_name(name: bytes, context: Context) -> None:
 
 
 async def _read(mine: Receiving, context: Context) -> pb.UploadRequest | None:
-    """The next message; None at the end. Being replaced ends the call, read or not."""
-    reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
+    """The next message; None at the end."""
+    request = await _unless_replaced(mine, context.read(), context)
+    return request if isinstance(request, pb.UploadRequest) else None
+
+
+async def _unless_replaced(mine: Receiving, awaited: Awaitable[T], context: Context) -> T:
+    """What is awaited; being replaced ends the call, whether or not that has come."""
+    wanted = asyncio.ensure_future(awaited)
     replaced = asyncio.ensure_future(mine.replaced.wait())
+    either: set[asyncio.Future[Any]] = {wanted, replaced}
     try:
-        await asyncio.wait({reading, replaced}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         replaced.cancel()
-        reading.cancel()
-        reading.add_done_callback(_forget)
+        wanted.cancel()
+        wanted.add_done_callback(_forget)
     if mine.replaced.is_set():
         await refuse(
             context, grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer upload of this client took its place"
         )
-    request = reading.result()
-    return request if isinstance(request, pb.UploadRequest) else None
+    return wanted.result()
 
 
 def _forget(broken: asyncio.Future[Any]) -> None:

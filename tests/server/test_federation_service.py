@@ -296,18 +296,18 @@ def test_a_client_has_a_few_downloads_at_a_time(tmp_path: Path) -> None:
             server.queue(small_config(clients_per_round=1))
             (client,) = await server.clients(8)
             assignment = await assigned(client)
-            disk, reading, begun = server.coordinator.outgoing.read, threading.Event(), []
+            disk, reading = server.coordinator.outgoing.read, threading.Event()
 
             def slow_disk(*piece: Any) -> bytes:
-                begun.append(piece)
                 reading.wait(PATIENCE)
                 return disk(*piece)
 
             server.coordinator.outgoing.read = slow_disk  # type: ignore[method-assign, assignment]
-            slow = [asyncio.ensure_future(client.download(assignment.payload)) for _ in range(MAX_DOWNLOADS)]
-            await server.until(lambda: len(begun) == MAX_DOWNLOADS)
-            error = await refused(client.download(assignment.payload))
-            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            calls = [
+                asyncio.ensure_future(client.download(assignment.payload)) for _ in range(MAX_DOWNLOADS + 1)
+            ]
+            done, slow = await asyncio.wait(calls, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            assert [(await refused(call)).code() for call in done] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
             reading.set()
             assert len({len(data) for data in await asyncio.gather(*slow)}) == 1
             assert await client.download(assignment.payload)
