@@ -31,6 +31,10 @@ _REFUSED = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.UNIMPLEMENTED)
 _NEVER = (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND)
 _NOT_ENROLLED = (*_REFUSED, *_NEVER, Code.ALREADY_EXISTS)
 
+_RETRY_AFTER = "retry-after"
+"""The server's trailing metadata with a refusal that is only for now: whole seconds."""
+_LONGEST_WAIT = 600.0
+
 log = logging.getLogger("fedmpq.client")
 
 
@@ -62,6 +66,7 @@ async def _ask_for_identity(
     endpoint: Endpoint, request: pb.EnrollRequest, retry: Backoff, patience: float
 ) -> pb.EnrollResponse:
     while True:
+        least = 0.0
         try:
             async with endpoint.open() as channel:
                 return await within(patience, federation(channel).Enroll(request), "the enrolment")
@@ -70,10 +75,11 @@ async def _ask_for_identity(
                 raise RefusedError(
                     f"{endpoint.address} did not enrol {request.name!r}: {said(error)}"
                 ) from None
-            cause = said(error)
+            cause, least = said(error), retry_after(error)
         except StalledError as error:
             cause = str(error)
-        await pause(retry, f"{endpoint.address} cannot be reached ({cause})")
+        what = "enrols nobody now" if least else "cannot be reached"
+        await pause(retry, f"{endpoint.address} {what} ({cause})", least)
 
 
 class _Ending(NamedTuple):
@@ -196,8 +202,17 @@ def may_help(error: grpc.aio.AioRpcError) -> bool:
     return error.code() not in (*_REFUSED, *_NEVER)
 
 
-async def pause(retry: Backoff, what: str) -> None:
-    seconds = retry.pause()
+def retry_after(error: grpc.aio.AioRpcError) -> float:
+    """The seconds that the server asks to wait before the next try, within reason; 0: it does not say."""
+    for key, value in error.trailing_metadata() or ():
+        if key == _RETRY_AFTER and isinstance(value, str) and value.isdecimal():
+            return min(float(value), _LONGEST_WAIT)
+    return 0.0
+
+
+async def pause(retry: Backoff, what: str, least: float = 0.0) -> None:
+    """Waits as long as it is time to, and `least` seconds in any case."""
+    seconds = least + retry.pause()
     log.warning("%s; trying again in %.1f s", what, seconds)
     await asyncio.sleep(seconds)
 

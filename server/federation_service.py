@@ -4,8 +4,6 @@ coordinator act on it."""
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,18 +16,16 @@ import grpc.aio
 from fedmpq.exchange.wire import DIGEST_BYTES
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.export_formats import FORMATS
-from fedmpq.model.grid import MAX_BITS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
-from fedmpq.server.authentication import authenticate, certificate_name, make_secret, secret_hash
+from fedmpq.server.authentication import authenticate
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
+from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
 from fedmpq.server.exports import ExportFailed
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
-from fedmpq.server.store.errors import NameTaken, TokenRefused
 from fedmpq.server.store.records import Client
-from fedmpq.server.tokens import looks_like_token, token_digest
 from fedmpq.server.transfer_queue import TransferQueue
 from fedmpq.server.upload_calls import UploadCalls
 from fedmpq.system.named_object import is_path
@@ -42,7 +38,6 @@ MAX_DOWNLOADS = 4
 """By one client at a time: some may be left over from connections that broke unnoticed."""
 TRANSFERS_AT_ONCE = 8
 MAX_SAMPLES = 1 << 40
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _MAX_WORDS = 100
 _CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
     "replaced": (grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer stream of this client took its place"),
@@ -58,6 +53,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._coordinator = coordinator
         self._exports = coordinator.exports
         self._store = coordinator.store
+        self._enrolment = EnrolmentCalls(coordinator.store)
         self._downloads: Counter[str] = Counter()
         self._transfers = TransferQueue(TRANSFERS_AT_ONCE)
         self._uploads = UploadCalls(coordinator, uploads, self._transfers)
@@ -69,28 +65,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollResponse:
         async with answering(context):
-            if not _NAME.fullmatch(request.name):
-                await refuse_argument(context, "a client's name has letters, digits and '_.-', at most 64")
-            await _check_budget(context, request.budget)
-            if not looks_like_token(request.token):
-                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, "that is no enrolment token")
-            secret = make_secret()
-            try:
-                client_id = await asyncio.to_thread(
-                    self._store.enrol,
-                    token_digest(request.token),
-                    request.name,
-                    request.budget,
-                    _words(request.version),
-                    secret_hash(secret),
-                    certificate_name(context),
-                    time.time(),
-                )
-            except TokenRefused as error:
-                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-            except NameTaken as error:
-                await refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
-            return pb.EnrollResponse(client_id=client_id, secret=secret)
+            return await self._enrolment.enrol(request, _words(request.version), context)
 
     # Listen
 
@@ -112,7 +87,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def _described(self, client: Client, request: pb.ListenRequest, context: Context) -> Client:
         """The client with what it says of itself now."""
-        await _check_budget(context, request.budget)
+        if (fault := budget_fault(request.budget)) is not None:
+            await refuse_argument(context, fault)
         if not MIN_SAMPLES <= request.samples <= MAX_SAMPLES:
             await refuse_argument(
                 context, f"a client trains on {MIN_SAMPLES} samples or more, not on {request.samples}"
@@ -225,11 +201,6 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         async with answering(context):
             client = await authenticate(context, self._store)
             return await self._uploads.receive(client, context)
-
-
-async def _check_budget(context: Context, budget: float) -> None:
-    if not (math.isfinite(budget) and 1 <= budget <= MAX_BITS):
-        await refuse_argument(context, f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
 
 
 def _words(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from fedmpq.server.database import clients, tokens
-from fedmpq.server.store.errors import NameTaken, TokenRefused
+from fedmpq.server.store.errors import NameTaken, TokenRefused, UnknownToken
 from fedmpq.server.store.records import Client
 from fedmpq.server.store.rows import client_of, moment, token_of
 from fedmpq.server.store.transactions import Transactions
@@ -67,7 +67,7 @@ class SqlEnrolment(Transactions):
         with self._write() as connection:
             row = connection.execute(select(tokens).where(tokens.c.token_hash == token_hash)).one_or_none()
             if row is None:
-                raise TokenRefused("no such enrolment token; ask the operator for another")
+                raise UnknownToken("no such enrolment token; ask the operator for another")
             token, known = token_of(row), _unrevoked(connection, name)
             lost_answer = known is not None and known.token_id == token.token_id and known.first_seen is None
             # The use that a lost answer cost is the use it repeats.

@@ -11,6 +11,10 @@ class TokenRefused(StoreError):
     """An enrolment token that is unknown, revoked, expired or used up."""
 
 
+class UnknownToken(TokenRefused):
+    """What was shown is no token of this server's."""
+
+
 class NameTaken(StoreError):
     """An enrolment under a name that another client has."""
 

@@ -42,6 +42,7 @@ Fault = Callable[[grpc.ServicerContext], None]
 class Faults:
     """What goes wrong; each list is used up from its front, one entry a call."""
 
+    enrol: list[Fault] = field(default_factory=list)
     listen: list[Fault] = field(default_factory=list)
     download: list[Callable[[int, grpc.ServicerContext], None]] = field(default_factory=list)
     """Called with the bytes sent so far before every chunk of that call."""
@@ -99,6 +100,8 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
 
     def Enroll(self, request: pb.EnrollRequest, context: grpc.ServicerContext) -> pb.EnrollResponse:
         self.calls.append(("Enroll", 0))
+        if self.faults.enrol:
+            self.faults.enrol.pop(0)(context)
         if request.token != TOKEN:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token; make one: fedmpq server token")
         self.names.append(request.name)
@@ -234,8 +237,10 @@ def hang_after(size: int, release: threading.Event) -> Callable[[int, grpc.Servi
     return hang
 
 
-def refuse(code: grpc.StatusCode, details: str) -> Fault:
+def refuse(code: grpc.StatusCode, details: str, retry_after: str | None = None) -> Fault:
     def fail(context: grpc.ServicerContext) -> None:
+        if retry_after is not None:
+            context.set_trailing_metadata((("retry-after", retry_after),))
         context.abort(code, details)
 
     return fail
