@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from fedmpq.server import certificates, tokens
+from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import TlsFiles
 from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
 from fedmpq.server.store.protocol import Store
@@ -312,6 +313,8 @@ def _run_revoke(arguments: argparse.Namespace) -> int:
             client_id = store.revoke_client(name, time.time())
             revoked = _revoke_tokens_of(store, name)
             _remove_bundle(state, name)
+            if client_id is not None and state.uploads.exists():
+                Uploads(state.uploads).forget(client_id)
             facts.append({"name": name, "client_id": client_id, "revoked_tokens": revoked})
     if arguments.json:
         _print_json({"revoked": facts})

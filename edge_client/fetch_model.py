@@ -39,7 +39,8 @@ async def fetch_model(
             async with endpoint.open() as channel:
                 return await _fetch(federation(channel), identity, wanted, folder, retry, patience, chunks)
         except grpc.aio.AioRpcError as error:
-            if not may_help(error):
+            # A file that is gone was replaced by a newer model's since it was offered.
+            if not may_help(error) and error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise RefusedError(f"{endpoint.address} gave no model: {said(error)}") from None
             cause = said(error)
         except TransferError as error:

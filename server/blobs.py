@@ -10,14 +10,22 @@ import importlib
 import os
 import re
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from fedmpq.exchange.wire import digest
 from fedmpq.system.durable_files import file_digest, replacing, write_durably
 from fedmpq.system.private_folders import private_folder
 
+OFFER_SECONDS = 30.0
+"""A file that was offered is kept so long for a download to begin."""
+READ_SECONDS = 600.0
+"""A download counts as one so long after it moved last."""
+Use = Literal["read", "offered", "none"]
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
@@ -173,9 +181,24 @@ class Uploads:
     def drop(self, client_id: str, name: bytes) -> None:
         self.path(client_id, name).unlink(missing_ok=True)
 
-    def clear(self) -> None:
+    def keep_only(self, client_ids: Collection[str]) -> None:
+        """What others have sent is removed: nobody can go on with it."""
         for path in self._folder.iterdir():
+            if path.name.partition(".")[0] not in client_ids:
+                path.unlink(missing_ok=True)
+
+    def forget(self, client_id: str) -> None:
+        for path in self._folder.glob(f"{client_id}.*"):
             path.unlink(missing_ok=True)
+
+
+@dataclass
+class _Lent:
+    """A file that is kept elsewhere, when it was last offered or read from, and by how many it is now."""
+
+    path: Path
+    at: float
+    readers: int = 0
 
 
 class Outgoing:
@@ -185,17 +208,44 @@ class Outgoing:
     whole.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
-        self._lent: dict[bytes, Path] = {}
+        self._clock = clock
+        self._lent: dict[bytes, _Lent] = {}
         private_folder(folder)
 
     def path(self, name: bytes) -> Path:
-        return self._lent.get(name, self._folder / name.hex())
+        lent = self._lent.get(name)
+        return self._folder / name.hex() if lent is None else lent.path
 
     def lend(self, name: bytes, path: Path) -> None:
         """Also hand out a file that is kept elsewhere, such as an exported model."""
-        self._lent[name] = path
+        self._lent[name] = _Lent(path, self._clock())
+
+    @contextmanager
+    def reading(self, name: bytes) -> Iterator[None]:
+        """While a client downloads it."""
+        lent = self._lent.get(name)
+        if lent is None:
+            yield
+            return
+        lent.readers += 1
+        try:
+            yield
+        finally:
+            lent.readers -= 1
+
+    def use_of(self, folder: Path) -> Use:
+        """What files lent from this folder are used for. A download that has not moved for long is none."""
+        now = self._clock()
+        lent = [one for one in self._lent.values() if one.path.parent == folder]
+        if any(one.readers and now - one.at < READ_SECONDS for one in lent):
+            return "read"
+        return "offered" if any(now - one.at < OFFER_SECONDS for one in lent) else "none"
+
+    def take_back(self, folder: Path) -> None:
+        """Files from this folder are handed out no more."""
+        self._lent = {name: one for name, one in self._lent.items() if one.path.parent != folder}
 
     def put(self, data: bytes) -> bytes:
         name = digest(data)
@@ -211,6 +261,8 @@ class Outgoing:
 
     def read(self, name: bytes, offset: int, count: int) -> bytes:
         """Nothing if there is none of that name any more."""
+        if (lent := self._lent.get(name)) is not None:
+            lent.at = self._clock()
         try:
             with self.path(name).open("rb") as file:
                 file.seek(offset)

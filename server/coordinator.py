@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from fedmpq.method.aggregate import MergeError
 from fedmpq.server.active_run import ActiveRun, ReplayError
-from fedmpq.server.blobs import BlobError, Blobs, Outgoing
+from fedmpq.server.blobs import BlobError, Blobs, Outgoing, Uploads
 from fedmpq.server.connections import Connection, Connections
 from fedmpq.server.exports import ExportFailed, Exports
 from fedmpq.server.farewells import Farewells
@@ -45,6 +45,7 @@ class Coordinator:
         outgoing: Outgoing,
         connections: Connections,
         exports: Exports,
+        uploads: Uploads,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -52,6 +53,7 @@ class Coordinator:
         self.outgoing = outgoing
         self.connections = connections
         self.exports = exports
+        self.uploads = uploads
         self.active: ActiveRun | None = None
         """The run at work; None: there is none."""
         self.round: RoundInProgress | None = None
@@ -90,6 +92,7 @@ class Coordinator:
                     await self._conduct_run(run)
                     continue
                 self.loading = False
+                await self._tidy_uploads()
                 if exit_when_done:
                     return
                 await self.connections.changed.wait(seen)
@@ -134,8 +137,10 @@ class Coordinator:
         stored = await asyncio.to_thread(self.store.current_round, run.run_id)
         if stored is None:
             await asyncio.to_thread(self.outgoing.keep_only, ())
+            await self._tidy_uploads()
             return active
         current = self.round = await take_up(self._resources, active, stored)
+        await self._tidy_uploads()
         phase, number = stored.address.phase, stored.address.number
         say(log, f"{phase} goes on", run=run.name, round=number, **current.counts())
         current.assign()
@@ -164,7 +169,16 @@ class Coordinator:
         await current.collect()
         await current.merge()
         self.round = None
+        await self._tidy_uploads()
         self.connections.changed.ring()
+
+    async def _tidy_uploads(self) -> None:
+        """What was sent for a round that takes it no more is removed."""
+        waiting: list[str] = []
+        if self.active is not None and self.round is not None:
+            seats = self.round.stored.seats_in("selected")
+            waiting = [self.active.client_id(seat.client) for seat in seats]
+        await asyncio.to_thread(self.uploads.keep_only, waiting)
 
     async def _reread(self, active: ActiveRun) -> None:
         """The store refused a step; that is in order if the operator stopped the run, and a fault if not."""
@@ -182,6 +196,8 @@ class Coordinator:
         if self.round is not None:
             self.round.cancel(self.round.stored.seats_in("selected"), "the run was aborted")
         self.active = self.round = None
+        await self._tidy_uploads()
+        await self.exports.tidy(run, self.outgoing)
         await self._owe_farewells()
         self._farewells.tell_connected()
         await asyncio.to_thread(self._resources.sweep)

@@ -3,6 +3,7 @@
     exports/RUN_ID-ROUND-FORMAT/     NAME.onnx, NAME.onnx.json, ... one for each distinct model
 
 A folder gets its name when everything in it is done. FORMAT is an export target's name, or `module:Class`.
+Of each run the newest model's folders stay, and those of earlier rounds that boards are at.
 
 Exporting needs torch, onnx and their runtimes; the server itself loads none of them.
 """
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq.model.export_formats import SUFFIXES
+from fedmpq.server.blobs import Outgoing
 from fedmpq.server.store.records import Run
 from fedmpq.system.durable_files import flush
 from fedmpq.system.named_object import is_path
 
 EXPORTER = "fedmpq.server.exporter"
+KEPT_OFFERS = 8
 _CARD = ".json"
 
 
@@ -76,6 +79,29 @@ class Exports:
             raise ExportFailed(f"the export of run {run.name!r} has no model for client {client}")
         return file
 
+    async def tidy(self, run: Run, outgoing: Outgoing) -> None:
+        """Files of the run's earlier models go, but for those that are being downloaded, and for the newest
+        `KEPT_OFFERS` of those that were offered just now."""
+        async with self._turn:
+            await asyncio.to_thread(self._tidy, run, outgoing)
+
+    def _tidy(self, run: Run, outgoing: Outgoing) -> None:
+        rounds = {path: _round_of(path.name) for path in self._folder.glob(f"{run.run_id}-*-*")}
+        earlier = [path for path, number in rounds.items() if number < run.ready]
+        offers = 0
+        for folder in sorted(earlier, key=rounds.__getitem__, reverse=True):
+            use = outgoing.use_of(folder)
+            offers += use == "offered"
+            if use == "read" or (use == "offered" and offers <= KEPT_OFFERS):
+                continue
+            outgoing.take_back(folder)
+            # Under a name that says it is not whole, should this be interrupted.
+            gone = folder.with_name(f".{folder.name}.old.partial")
+            folder.replace(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        for left in self._folder.glob(f".{run.run_id}-*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+
     async def _export(self, run: Run, wanted: str, folder: Path) -> None:
         for left in self._folder.glob(f".{folder.name}.*.partial"):
             shutil.rmtree(left, ignore_errors=True)
@@ -106,6 +132,11 @@ async def _exporter(*words: str) -> None:
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         raise ExportFailed(lines[-1] if lines else f"the export ended with {process.returncode}")
+
+
+def _round_of(name: str) -> int:
+    """Of RUN_ID-ROUND-FORMAT."""
+    return int(name.split("-", 2)[1])
 
 
 def _read(folder: Path) -> list[ModelFile]:

@@ -19,14 +19,13 @@ from fedmpq.model.export_formats import FORMATS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.authentication import authenticate
-from fedmpq.server.blobs import Uploads
 from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
 from fedmpq.server.exports import ExportFailed
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
 from fedmpq.server.store.records import Client
-from fedmpq.server.transfer_queue import TransferQueue
+from fedmpq.server.transfer_queue import Transfer, TransferQueue
 from fedmpq.server.upload_calls import UploadCalls
 from fedmpq.system.named_object import is_path
 
@@ -49,14 +48,14 @@ _CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
-    def __init__(self, coordinator: Coordinator, uploads: Uploads) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._exports = coordinator.exports
         self._store = coordinator.store
         self._enrolment = EnrolmentCalls(coordinator.store)
         self._downloads: Counter[str] = Counter()
         self._transfers = TransferQueue(TRANSFERS_AT_ONCE)
-        self._uploads = UploadCalls(coordinator, uploads, self._transfers)
+        self._uploads = UploadCalls(coordinator, self._transfers)
         self._welcome = pb.Event(
             welcome=pb.Welcome(server_version=version("fedmpq"), chunk_bytes=CHUNK_BYTES)
         )
@@ -111,21 +110,29 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             self._downloads[client.client_id] += 1
             try:
-                async with self._transfers.transfer(client.client_id, upload=False) as transfer:
-                    await transfer.work()
-                    at, size = request.offset, await self._size(request, context)
-                    count = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, request.chunk_bytes or CHUNK_BYTES))
-                    while at < size:
-                        await transfer.work()
-                        data = await self._piece(request.payload, at, count, context)
-                        with transfer.waiting():
-                            yield pb.Chunk(data=data)
-                        transfer.moved(len(data))
-                        at += len(data)
+                with self._coordinator.outgoing.reading(request.payload):
+                    async with self._transfers.transfer(client.client_id, upload=False) as transfer:
+                        async for data in self._pieces(request, transfer, context):
+                            with transfer.waiting():
+                                yield pb.Chunk(data=data)
+                            transfer.moved(len(data))
                 self._coordinator.note_download(client.client_id)
             finally:
                 self._downloads[client.client_id] -= 1
                 self._downloads += Counter()
+
+    async def _pieces(
+        self, request: pb.DownloadRequest, transfer: Transfer, context: Context
+    ) -> AsyncIterator[bytes]:
+        """The payload from the offset on, each piece when it is the transfer's turn."""
+        await transfer.work()
+        at, size = request.offset, await self._size(request, context)
+        count = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, request.chunk_bytes or CHUNK_BYTES))
+        while at < size:
+            await transfer.work()
+            data = await self._piece(request.payload, at, count, context)
+            yield data
+            at += len(data)
 
     def _graph(self, name: bytes) -> bytes | None:
         active = self._coordinator.active
@@ -182,10 +189,15 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 await refuse(
                     context, grpc.StatusCode.FAILED_PRECONDITION, f"the server cannot export: {error}"
                 )
-            self._coordinator.outgoing.lend(file.name, file.path)
+            outgoing = self._coordinator.outgoing
+            outgoing.lend(file.name, file.path)
+            await self._exports.tidy(run, outgoing)
+            if (size := await asyncio.to_thread(outgoing.size, file.name)) is None:
+                message = "the model was replaced by a newer one just now: retry"
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, message)
             return pb.ModelOffer(
                 payload=file.name,
-                payload_bytes=file.path.stat().st_size,
+                payload_bytes=size,
                 file_name=f"{client.name}{file.suffix}",
                 card=file.card,
             )

@@ -133,7 +133,10 @@ class RoundInProgress:
 
         The file is read once: the bytes that were hashed and checked are those that are stored.
         """
-        data = file.read_bytes()
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError:
+            raise UpdateRefused(f"round {self.stored.address.number} went on without this client") from None
         if digest(data) != name:
             raise DamagedUpload("the bytes that arrived have another hash than the header says")
         self.work.check(data, seat, max_samples)

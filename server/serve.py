@@ -208,7 +208,12 @@ async def _serve(settings: ServerSettings) -> int:
         connections = Connections(settings.max_clients)
         exports = Exports(settings.state.path, settings.blobs or str(settings.state.blobs))
         coordinator = Coordinator(
-            store, blobs, Outgoing(settings.state.path / "outgoing"), connections, exports
+            store,
+            blobs,
+            Outgoing(settings.state.path / "outgoing"),
+            connections,
+            exports,
+            Uploads(settings.state.uploads),
         )
         queue = RunQueue(store, blobs, connections.changed.ring)
         runs = [await queue.add(config) for config in settings.runs]
@@ -298,8 +303,7 @@ async def _federation(
         options=OPTIONS,
         maximum_concurrent_rpcs=4 * settings.max_clients + 64,
     )
-    uploads = Uploads(settings.state.uploads)
-    service = FederationService(coordinator, uploads)
+    service = FederationService(coordinator)
     federation_pb2_grpc.add_FederationServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)

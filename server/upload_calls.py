@@ -13,7 +13,6 @@ import grpc.aio
 
 from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
 from fedmpq.proto import federation_pb2 as pb
-from fedmpq.server.blobs import Uploads
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.refusals import Context, refuse, refuse_argument
 from fedmpq.server.round_in_progress import DamagedUpload
@@ -42,10 +41,10 @@ class UploadCalls:
     is being read, and an honest client that was cut off meanwhile gets its receipt.
     """
 
-    def __init__(self, coordinator: Coordinator, uploads: Uploads, transfers: TransferQueue) -> None:
+    def __init__(self, coordinator: Coordinator, transfers: TransferQueue) -> None:
         self._coordinator = coordinator
         self._store = coordinator.store
-        self._uploads = uploads
+        self._uploads = coordinator.uploads
         self._transfers = transfers
         self._receiving: dict[str, Receiving] = {}
         self._checking: dict[str, asyncio.Future[str]] = {}
@@ -163,7 +162,11 @@ class UploadCalls:
                 await refuse_argument(
                     context, f"more than the {header.payload_bytes} bytes that were announced"
                 )
-            await asyncio.to_thread(self._uploads.write, client_id, header.payload, at, request.data)
+            try:
+                await asyncio.to_thread(self._uploads.write, client_id, header.payload, at, request.data)
+            except FileNotFoundError:
+                message = "what had arrived of this upload was removed: ask GetUpload"
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, message)
             transfer.moved(len(request.data))
             at += len(request.data)
         if at < header.payload_bytes:

@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedmpq.cli.security_commands import ACTIONS, SecurityError
+from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import ALWAYS, CertificateError, hosts_of, read_authority, read_certificate
 from fedmpq.server.state_folder import StateError, StateFolder
 from fedmpq.server.store.errors import NameTaken, TokenRefused
@@ -310,7 +311,11 @@ def test_a_revoked_client_is_nobody_and_its_name_is_free(state: Path, capsys: Ca
     client_id = enrol(state, (folder / "token").read_text().strip(), "camera-1")
     with pytest.raises(NameTaken, match="revoke camera-1"):
         enrol(state, facts(capsys, "token", "--state", state)["token"], "camera-1")
+    uploads = Uploads(state / "uploads")
+    uploads.begin(client_id, bytes(32), 0)
+    uploads.begin("f" * 32, bytes(32), 0)
     found = facts(capsys, "revoke", "camera-1", "--state", state)
+    assert [path.name[:32] for path in (state / "uploads").iterdir()] == ["f" * 32]
     assert found == {"revoked": [{"name": "camera-1", "client_id": client_id, "revoked_tokens": []}]}
     assert not folder.exists()
     with store_of(state) as store:

@@ -120,11 +120,10 @@ class Federation:
         blobs = open_blobs(str(self.folder / "blobs"))
         self.connections = Connections(self._max_clients)
         exports = Exports(self.folder, str(self.folder / "blobs"))
-        self.coordinator = Coordinator(
-            self.store, blobs, Outgoing(self.folder / "outgoing"), self.connections, exports
-        )
         self.uploads = Uploads(self.folder / "uploads")
-        service = FederationService(self.coordinator, self.uploads)
+        outgoing = Outgoing(self.folder / "outgoing")
+        self.coordinator = Coordinator(self.store, blobs, outgoing, self.connections, exports, self.uploads)
+        service = FederationService(self.coordinator)
         self._server = grpc.aio.server(options=OPTIONS)
         federation_pb2_grpc.add_FederationServicer_to_server(service, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")

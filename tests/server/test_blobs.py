@@ -120,8 +120,11 @@ def test_a_client_has_one_upload(tmp_path: Path) -> None:
     assert uploads.stored(CLIENT, NAME) == 0
     assert uploads.stored(CLIENT, other) == 2
     assert uploads.stored("d" * 32, NAME) == 2
-    uploads.clear()
+    uploads.keep_only([CLIENT])
+    assert uploads.stored(CLIENT, other) == 2
     assert uploads.stored("d" * 32, NAME) == 0
+    uploads.forget(CLIENT)
+    assert uploads.stored(CLIENT, other) == 0
 
 
 def test_outgoing_payloads_are_checked_and_forgotten(tmp_path: Path) -> None:

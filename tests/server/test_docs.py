@@ -14,7 +14,7 @@ import pytest
 from fedmpq.cli import client_command, runs_command, server_command, split_command, status_command
 from fedmpq.cli.security_commands import ACTIONS, BUNDLE_FILES
 from fedmpq.server import certificates, tokens
-from fedmpq.server.blobs import FolderBlobs, Outgoing
+from fedmpq.server.blobs import FolderBlobs, Outgoing, Uploads
 from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import Exports
@@ -85,7 +85,8 @@ def test_every_metric_is_there(tmp_path: Path) -> None:
         store = open_store(f"sqlite:///{tmp_path / 'fedmpq.db'}")
         exports = Exports(tmp_path, str(tmp_path / "blobs"))
         blobs, outgoing = FolderBlobs(tmp_path / "blobs"), Outgoing(tmp_path / "out")
-        coordinator = Coordinator(store, blobs, outgoing, Connections(1), exports)
+        uploads = Uploads(tmp_path / "uploads")
+        coordinator = Coordinator(store, blobs, outgoing, Connections(1), exports, uploads)
         collected = list(ServerMetrics(coordinator).collect())
         store.close()
         return {family.name + ("_total" if family.type == "counter" else "") for family in collected}
