@@ -47,6 +47,7 @@ class Coordinator:
         exports: Exports,
         uploads: Uploads,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -60,7 +61,7 @@ class Coordinator:
         """Its open round; None: the next one is not open yet."""
         self.loading = True
         """Whether the run at work is still being read from the store: what it has is then not all known."""
-        self._resources = Resources(store, blobs, outgoing, connections, clock)
+        self._resources = Resources(store, blobs, outgoing, connections, clock, steady)
         self._clock = clock
         self._farewells = Farewells(connections)
         self._uninterrupted: set[asyncio.Task[Any]] = set()

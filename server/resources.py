@@ -76,6 +76,8 @@ class Resources:
     outgoing: Outgoing
     connections: Connections
     clock: Callable[[], float] = time.time
+    """The wall clock: for what is stored, and never for how long something takes, because it may jump."""
+    steady: Callable[[], float] = time.monotonic
     workers: Workers = field(default_factory=Workers)
     tally: Tally = field(default_factory=Tally)
     waiting_for: str = ""

@@ -18,6 +18,7 @@ from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.connections import Connection
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_events import run_described, work_assigned, work_cancelled
+from fedmpq.server.round_time import RoundTime
 from fedmpq.server.round_work import Merged, RoundWork, Seating
 from fedmpq.server.store.errors import UpdateRefused
 from fedmpq.server.store.records import Answer, Client, Member, Round, RoundAddress, Seat
@@ -36,7 +37,7 @@ class DamagedUpload(RuntimeError):
 class RoundInProgress:
     """A round or calibration from its opening to its merge."""
 
-    def __init__(self, resources: Resources, work: RoundWork, stored: Round) -> None:
+    def __init__(self, resources: Resources, work: RoundWork, stored: Round, *, new: bool) -> None:
         self.work = work
         self.active = work.active
         self.stored = stored
@@ -46,8 +47,7 @@ class RoundInProgress:
         self._resources = resources
         self._connections = resources.connections
         self._store = resources.store
-        self._since = resources.clock()
-        """When this process began to wait for the round's clients."""
+        self.time = RoundTime(resources.clock, resources.steady, stored, work.seconds, new=new)
         # What the store says of the round, and `stored`, change together.
         self._lock = asyncio.Lock()
 
@@ -83,9 +83,8 @@ class RoundInProgress:
         if connection.described != self.active.run.run_id:
             connection.send(run_described(self.active))
             connection.described = self.active.run.run_id
-        deadline = self.stored.deadline
-        left = 0.0 if deadline is None else max(0.001, deadline - self._resources.clock())
-        connection.send(work_assigned(self.work, seat, left))
+        left = self.time.left
+        connection.send(work_assigned(self.work, seat, 0.0 if left is None else max(0.001, left)))
 
     def cancel(self, seats: Iterable[Seat], reason: str) -> None:
         """Tell these clients that the round goes on, or ends, without them."""
@@ -125,6 +124,7 @@ class RoundInProgress:
             if (known := self._seat(seat.client)) is not None and known.state == "selected":
                 self._change(replace(known, state="updated", answer=Answer(name, size, receipt_id)))
                 self._resources.tally.updates += 1
+                self.time.answered(seat.client)
         self._connections.changed.ring()
         return receipt_id
 
@@ -170,7 +170,7 @@ class RoundInProgress:
             seen = self._connections.changed.count
             self._resources.check_run(self.active.run)
             answered, pending = len(self.stored.answers()), self.stored.seats_in("selected")
-            needed, late = self.work.needed, self._is_late()
+            needed, late = self.work.needed, self.time.is_late
             if answered >= needed and (not pending or late or self._is_enough(pending)):
                 return
             if late:
@@ -181,31 +181,26 @@ class RoundInProgress:
             self._resources.waiting_for = self.work.progress(answered, len(self.stored.seats))
             await self._connections.changed.wait(seen, self._seconds_to_wait())
 
-    def _is_late(self) -> bool:
-        deadline = self.stored.deadline
-        return deadline is not None and self._resources.clock() >= deadline
-
     def _is_enough(self, pending: Sequence[Seat]) -> bool:
         all_away = not any(self._is_here(seat) for seat in pending)
-        return self.work.is_enough(all_away=all_away, waited=self._resources.clock() - self._since)
+        return self.work.is_enough(all_away=all_away, waited=self.time.waited)
 
     def _is_here(self, seat: Seat) -> bool:
         return self._connections.get(self.active.client_id(seat.client)) is not None
 
     def _seconds_to_wait(self) -> float | None:
         """Until time alone may change something; None: it cannot."""
-        moments = [self._since + seconds for seconds in self.work.patience]
-        if self.stored.deadline is not None:
-            moments.append(self.stored.deadline)
-        now = self._resources.clock()
-        return min((moment - now for moment in moments if moment > now), default=None)
+        waits = [seconds - self.time.waited for seconds in self.work.patience]
+        if self.time.left is not None:
+            waits.append(self.time.left)
+        return min((seconds for seconds in waits if seconds > 0), default=None)
 
     async def _refill(self, missing: int) -> bool:
         """Other clients for those whose answers were rejected; False: there are none now."""
         others = await self._others()
         if others:
             seating = await self._deal_to(others, missing)
-            await self._reopen(seating, deadline=self.stored.deadline, extended=False, cut=())
+            await self._reopen(seating, seconds=self.time.left, extended=False, cut=())
         return bool(others)
 
     async def _extend(self, missing: int) -> None:
@@ -216,8 +211,7 @@ class RoundInProgress:
         here = len(pending) - len(gone)
         count = self.work.replacements(missing=missing - here, available=len(others))
         seating = await self._deal_to(others, count) if count else NOBODY
-        deadline = self.work.deadline(self._resources.clock())
-        await self._reopen(seating, deadline=deadline, extended=True, cut=gone[:count])
+        await self._reopen(seating, seconds=self.work.seconds or None, extended=True, cut=gone[:count])
         self._resources.tally.extended += 1
         phase = self.stored.address.phase
         self._say("round extended", level=logging.WARNING, phase=phase, **self.counts())
@@ -233,9 +227,10 @@ class RoundInProgress:
         return await self._resources.workers.merge(self.work.seat, others, count, outgoing)
 
     async def _reopen(
-        self, seating: Seating, *, deadline: float | None, extended: bool, cut: Sequence[int]
+        self, seating: Seating, *, seconds: float | None, extended: bool, cut: Sequence[int]
     ) -> None:
-        """The round goes on with others in it, and without `cut`."""
+        """The round goes on for so many seconds, with others in it and without `cut`."""
+        deadline = None if seconds is None else self._resources.clock() + seconds
 
         def store() -> tuple[Round, list[Member]]:
             address = self.stored.address
@@ -253,6 +248,7 @@ class RoundInProgress:
         async with self._lock:
             self.stored, members = await asyncio.to_thread(store)
             self.active.seated(self.active.model.bit_widths, members)
+            self.time.restart(seconds)
         self._resources.tally.cut += len(cut)
         self.cancel(
             [seat for seat in self.stored.seats_in("cut") if seat.client in cut], "the deadline passed"
@@ -260,7 +256,15 @@ class RoundInProgress:
         new = {seat.client for seat in seating.seats}
         for seat in self.stored.seats:
             if seat.client in new:
+                self.time.placed(seat.client)
                 self._assign(seat)
+
+    async def keep_time(self) -> None:
+        """After a restart: the store has the deadline that this process counts down to."""
+        left, deadline = self.time.left, self.stored.deadline
+        counted = None if left is None else self._resources.clock() + left
+        if counted != deadline and (counted is None or deadline is None or abs(counted - deadline) > 1):
+            await self._reopen(NOBODY, seconds=left, extended=False, cut=())
 
     # Merging
 
@@ -275,7 +279,7 @@ class RoundInProgress:
 
     async def _close(self, pending: Sequence[Seat]) -> None:
         """The round takes no more; those it waited for hear so."""
-        reason = "the deadline passed" if self._is_late() else "enough others were faster"
+        reason = "the deadline passed" if self.time.is_late else "enough others were faster"
         async with self._lock:
             self.stored = await asyncio.to_thread(self._store.close_round, self.stored.address, reason)
         waited_for = {seat.client for seat in pending}
@@ -285,7 +289,7 @@ class RoundInProgress:
 
     def _commit(self) -> tuple[Merged, list[Member]]:
         with self._resources.blobs.lock:
-            merged = self.work.finish(self._store, self.stored, self._resources.clock)
+            merged = self.work.finish(self._store, self.stored, self.time.timing(), self._resources.clock)
         self._resources.sweep(answer.payload for _, answer in self.stored.answers())
         return merged, self._store.members(merged.run.run_id)
 
@@ -295,7 +299,7 @@ class RoundInProgress:
         tally.calibrations += self.work.phase == "calibration"
         tally.bytes_up += sum(commit.bytes_up.values())
         tally.bytes_down += sum(commit.bytes_down.values())
-        tally.round_seconds += max(0.0, self._resources.clock() - self.stored.opened)
+        tally.round_seconds += self.time.elapsed
         facts = {name: value for name, value in commit.metrics.items() if name not in ("bit_widths", "round")}
         told = {name: value for name, value in facts.items() if value not in ({}, "", None)}
         self._say(self.work.merged_words, of=self.active.config.rounds, **told)

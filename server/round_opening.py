@@ -15,7 +15,9 @@ async def take_up(resources: Resources, active: ActiveRun, stored: Round) -> Rou
     """A round that was open when the server ended; what its clients may want to download is there again."""
     work = work_of(active, stored)
     await resources.workers.merge(work.make_payloads_again, stored.seats, resources.outgoing)
-    return RoundInProgress(resources, work, stored)
+    taken_up = RoundInProgress(resources, work, stored, new=False)
+    await taken_up.keep_time()
+    return taken_up
 
 
 async def open_next(resources: Resources, active: ActiveRun) -> RoundInProgress:
@@ -35,7 +37,7 @@ async def _open_training(resources: Resources, active: ActiveRun) -> RoundInProg
     opened, members, run = await asyncio.to_thread(_store_opening, resources, work, seating, began)
     active.seated(work.model.bit_widths, members)
     active.run = run
-    return RoundInProgress(resources, work, opened)
+    return RoundInProgress(resources, work, opened, new=True)
 
 
 def _store_opening(
@@ -69,7 +71,7 @@ async def _open_calibration(resources: Resources, active: ActiveRun) -> RoundInP
         seats=seats,
         now=now,
     )
-    return RoundInProgress(resources, work, opened)
+    return RoundInProgress(resources, work, opened, new=True)
 
 
 async def _not_paused(resources: Resources, active: ActiveRun) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
+from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import (
@@ -179,7 +180,7 @@ class RoundWork(ABC):
         """Raises Rejected if that is no answer to what the seat was dealt."""
 
     @abstractmethod
-    def finish(self, store: Store, closed: OpenedRound, clock: Callable[[], float]) -> Merged:
+    def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
         """Merge the answers of a closed round and store what it has come to."""
 
     def _dealt_model(self, answers: Answers) -> GlobalModel:
@@ -252,11 +253,11 @@ class TrainingWork(RoundWork):
     def check(self, data: bytes, seat: Seat, max_samples: int) -> None:
         check_update(self.active.graph, data, self.expected(seat, max_samples))
 
-    def finish(self, store: Store, closed: OpenedRound, clock: Callable[[], float]) -> Merged:
-        model, commit = self._merge(closed, clock())
+    def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
+        model, commit = self._merge(closed, timing)
         return Merged(store.commit_round(self.address.run_id, commit, clock()), model, commit)
 
-    def _merge(self, closed: OpenedRound, now: float) -> tuple[GlobalModel, TrainingCommit]:
+    def _merge(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, TrainingCommit]:
         """The next global model and the facts to commit; its blob is durable when this returns."""
         started = time.monotonic()
         active, answers = self.active, closed.answers()
@@ -274,7 +275,7 @@ class TrainingWork(RoundWork):
             "round": merged.round,
             **_accuracy_facts(merged, accuracies, measured_by),
             "loss": float(np.average([update.loss for update in updates], weights=weights)),
-            "seconds": max(0.0, now - closed.opened) + time.monotonic() - started,
+            "seconds": timing.elapsed + time.monotonic() - started,
             "updates": len(answers),
             "rejected": len(closed.seats_in("rejected")),
             "cut": len(closed.seats_in("cut")),
@@ -364,11 +365,11 @@ class CalibrationWork(RoundWork):
         bounds = self._sent.statistics_bounds(seat.bit_widths)
         check_calibration(self.active.graph, data, self.expected(seat, max_samples), bounds)
 
-    def finish(self, store: Store, closed: OpenedRound, clock: Callable[[], float]) -> Merged:
-        model, commit = self._merge(closed, clock())
+    def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
+        model, commit = self._merge(closed, timing)
         return Merged(store.commit_calibration(self.address.run_id, commit, clock()), model, commit)
 
-    def _merge(self, closed: OpenedRound, now: float) -> tuple[GlobalModel, CalibrationCommit]:
+    def _merge(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, CalibrationCommit]:
         """The model with the statistics that clients measured, and the facts to commit."""
         started = time.monotonic()
         active, answers = self.active, closed.answers()
@@ -383,7 +384,7 @@ class CalibrationWork(RoundWork):
             "calibrated_on": "clients",
             "calibrated_by": len(answers),
             "rejected": facts.get("rejected", 0) + len(closed.seats_in("rejected")),
-            "seconds": facts.get("seconds", 0.0) + max(0.0, now - closed.opened) + time.monotonic() - started,
+            "seconds": facts.get("seconds", 0.0) + timing.elapsed + time.monotonic() - started,
             "bytes_up": facts.get("bytes_up", 0) + sum(bytes_up.values()),
             "bytes_down": facts.get("bytes_down", 0) + sum(bytes_down.values()),
         }

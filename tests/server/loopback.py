@@ -104,6 +104,8 @@ class Federation:
 
     def __init__(self, folder: Path, url: str | None = None, max_clients: int = 100) -> None:
         self.folder = folder
+        self.clock_error = 0.0
+        """Seconds by which the server's wall clock is wrong."""
         self.url = url or sqlite_url(folder / "fedmpq.db")
         self._max_clients = max_clients
         self._port = 0
@@ -122,7 +124,15 @@ class Federation:
         exports = Exports(self.folder, str(self.folder / "blobs"))
         self.uploads = Uploads(self.folder / "uploads")
         outgoing = Outgoing(self.folder / "outgoing")
-        self.coordinator = Coordinator(self.store, blobs, outgoing, self.connections, exports, self.uploads)
+        self.coordinator = Coordinator(
+            self.store,
+            blobs,
+            outgoing,
+            self.connections,
+            exports,
+            self.uploads,
+            clock=lambda: time.time() + self.clock_error,
+        )
         service = FederationService(self.coordinator)
         self._server = grpc.aio.server(options=OPTIONS)
         federation_pb2_grpc.add_FederationServicer_to_server(service, self._server)
