@@ -91,7 +91,6 @@ def _run_toml(arguments: argparse.Namespace, division: _Division) -> str:
         "rounds": arguments.rounds,
         "seed": arguments.seed,
         "clients_per_round": clients,
-        "min_clients": clients,
         "image": list(division.train.image_shape),
         "class_names": list(division.train.class_names),
         "input_scale": scale,

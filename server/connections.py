@@ -7,13 +7,16 @@ nothing but time.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Literal
 
 from fedmpq.proto import federation_pb2
 from fedmpq.server.store.records import Client
 
 MAX_WAITING_EVENTS = 64
+LONG_AWAY_SECONDS = 60.0
 Closing = Literal["replaced", "revoked", "unread", "gone", "stopping"]
 """Why a stream ends: a newer one took its place, the client was revoked, does not read its events or went
 away, or the server stops."""
@@ -93,9 +96,13 @@ class Connection:
 class Connections:
     """The open streams by client; a client has one, the newest."""
 
-    def __init__(self, max_clients: int) -> None:
+    def __init__(self, max_clients: int, steady: Callable[[], float] = time.monotonic) -> None:
         self._max_clients = max_clients
+        self._steady = steady
         self._connections: dict[str, Connection] = {}
+        self._started = self._returned = steady()
+        self._left: dict[str, float] = {}
+        """When those who are not here went away."""
         self.changed = Bell()
 
     def connect(self, client: Client) -> Connection:
@@ -105,6 +112,9 @@ class Connections:
             raise TooManyConnections(f"{self._max_clients} clients are connected, the most this server takes")
         if old is not None:
             old.close("replaced")
+        elif client.client_id not in self._left or self.away(client.client_id) >= LONG_AWAY_SECONDS:
+            self._returned = self._steady()
+        self._left.pop(client.client_id, None)
         connection = self._connections[client.client_id] = Connection(client)
         self.changed.ring()
         return connection
@@ -115,10 +125,25 @@ class Connections:
         connection.close("gone")
         if self._connections.get(client_id) is connection:
             del self._connections[client_id]
+            self._left[client_id] = self._steady()
             self.changed.ring()
 
     def get(self, client_id: str) -> Connection | None:
         return self._connections.get(client_id)
+
+    def away(self, client_id: str) -> float:
+        """Seconds since the client was last connected, more than 0; 0: it is connected.
+
+        For one that was not here yet they count from the server's start.
+        """
+        if client_id in self._connections:
+            return 0.0
+        return max(1e-9, self._steady() - self._left.get(client_id, self._started))
+
+    @property
+    def quiet(self) -> float:
+        """Seconds since a client last connected that was new or had been away for long."""
+        return self._steady() - self._returned
 
     def connected(self) -> list[Client]:
         """Sorted by name, the order in which clients are numbered."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from fedmpq.method.aggregate import MergeError
 from fedmpq.server.active_run import ActiveRun, ReplayError
 from fedmpq.server.blobs import BlobError, Blobs, Outgoing, Uploads
+from fedmpq.server.collecting import Collecting
 from fedmpq.server.connections import Connection, Connections
 from fedmpq.server.exports import ExportFailed, Exports
 from fedmpq.server.farewells import Farewells
@@ -167,7 +168,7 @@ class Coordinator:
         self.connections.changed.ring()
 
     async def _go_through(self, current: RoundInProgress) -> None:
-        await current.collect()
+        await Collecting(self._resources, current).until_enough()
         await current.merge()
         self.round = None
         await self._tidy_uploads()

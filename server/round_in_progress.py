@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq.exchange.wire import digest
-from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.connections import Connection
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_events import run_described, work_assigned, work_cancelled
@@ -155,81 +154,30 @@ class RoundInProgress:
             self.active.strike(seat.client)
         self._resources.tally.rejected += 1
         what = f"{self.work.answer_name} rejected"
-        self._say(what, level=logging.WARNING, client=seat.client, reason=reason)
+        self.say(what, level=logging.WARNING, client=seat.client, reason=reason)
         self._connections.changed.ring()
 
     def _change(self, changed: Seat) -> None:
         seats = tuple(changed if seat.client == changed.client else seat for seat in self.stored.seats)
         self.stored = replace(self.stored, seats=seats)
 
-    # Collecting
+    # Changing who is in it
 
-    async def collect(self) -> None:
-        """Until the round can close."""
-        while True:
-            seen = self._connections.changed.count
-            self._resources.check_run(self.active.run)
-            answered, pending = len(self.stored.answers()), self.stored.seats_in("selected")
-            needed, late = self.work.needed, self.time.is_late
-            if answered >= needed and (not pending or late or self._is_enough(pending)):
-                return
-            if late:
-                await self._extend(needed - answered)
-                continue
-            if (missing := needed - answered - len(pending)) > 0 and await self._refill(missing):
-                continue
-            self._resources.waiting_for = self.work.progress(answered, len(self.stored.seats))
-            await self._connections.changed.wait(seen, self._seconds_to_wait())
-
-    def _is_enough(self, pending: Sequence[Seat]) -> bool:
-        all_away = not any(self._is_here(seat) for seat in pending)
-        return self.work.is_enough(all_away=all_away, waited=self.time.waited)
-
-    def _is_here(self, seat: Seat) -> bool:
-        return self._connections.get(self.active.client_id(seat.client)) is not None
-
-    def _seconds_to_wait(self) -> float | None:
-        """Until time alone may change something; None: it cannot."""
-        waits = [seconds - self.time.waited for seconds in self.work.patience]
-        if self.time.left is not None:
-            waits.append(self.time.left)
-        return min((seconds for seconds in waits if seconds > 0), default=None)
-
-    async def _refill(self, missing: int) -> bool:
-        """Other clients for those whose answers were rejected; False: there are none now."""
-        others = await self._others()
-        if others:
-            seating = await self._deal_to(others, missing)
-            await self._reopen(seating, seconds=self.time.left, extended=False, cut=())
-        return bool(others)
-
-    async def _extend(self, missing: int) -> None:
-        """The deadline passed without a quorum: those who went away give up their places to others."""
-        pending = self.stored.seats_in("selected")
-        gone = [seat.client for seat in pending if not self._is_here(seat)]
-        others = await self._others()
-        here = len(pending) - len(gone)
-        count = self.work.replacements(missing=missing - here, available=len(others))
-        seating = await self._deal_to(others, count) if count else NOBODY
-        await self._reopen(seating, seconds=self.work.seconds or None, extended=True, cut=gone[:count])
-        self._resources.tally.extended += 1
-        phase = self.stored.address.phase
-        self._say("round extended", level=logging.WARNING, phase=phase, **self.counts())
-
-    async def _others(self) -> list[Client]:
-        """Connected clients that have no place in the round, or lost it."""
-        places = {self.active.client_id(seat.client): seat.state for seat in self.stored.seats}
-        ready = await selectable(self._resources, self.active)
-        return [client for client in ready if places.get(client.client_id, "cut") == "cut"]
-
-    async def _deal_to(self, others: Sequence[Client], count: int) -> Seating:
+    async def deal_to(self, others: Sequence[Client], count: int) -> Seating:
+        """Places for so many of the others, or all if they are fewer."""
         outgoing = self._resources.outgoing
         return await self._resources.workers.merge(self.work.seat, others, count, outgoing)
 
-    async def _reopen(
-        self, seating: Seating, *, seconds: float | None, extended: bool, cut: Sequence[int]
+    async def reopen(
+        self,
+        seating: Seating,
+        *,
+        seconds: float | None,
+        extended: bool = False,
+        cut: Sequence[int] = (),
+        reason: str = "",
     ) -> None:
-        """The round goes on for so many seconds, with others in it and without `cut`."""
+        """The round goes on for so many seconds, with others in it and, for that reason, without `cut`."""
         deadline = None if seconds is None else self._resources.clock() + seconds
 
         def store() -> tuple[Round, list[Member]]:
@@ -239,6 +187,7 @@ class RoundInProgress:
                 deadline=deadline,
                 extended=extended,
                 cut=cut,
+                reason=reason,
                 members=seating.members,
                 seats=seating.seats,
             )
@@ -250,9 +199,7 @@ class RoundInProgress:
             self.active.seated(self.active.model.bit_widths, members)
             self.time.restart(seconds)
         self._resources.tally.cut += len(cut)
-        self.cancel(
-            [seat for seat in self.stored.seats_in("cut") if seat.client in cut], "the deadline passed"
-        )
+        self.cancel([seat for seat in self.stored.seats_in("cut") if seat.client in cut], reason)
         new = {seat.client for seat in seating.seats}
         for seat in self.stored.seats:
             if seat.client in new:
@@ -264,7 +211,7 @@ class RoundInProgress:
         left, deadline = self.time.left, self.stored.deadline
         counted = None if left is None else self._resources.clock() + left
         if counted != deadline and (counted is None or deadline is None or abs(counted - deadline) > 1):
-            await self._reopen(NOBODY, seconds=left, extended=False, cut=())
+            await self.reopen(NOBODY, seconds=left)
 
     # Merging
 
@@ -302,7 +249,7 @@ class RoundInProgress:
         tally.round_seconds += self.time.elapsed
         facts = {name: value for name, value in commit.metrics.items() if name not in ("bit_widths", "round")}
         told = {name: value for name, value in facts.items() if value not in ({}, "", None)}
-        self._say(self.work.merged_words, of=self.active.config.rounds, **told)
+        self.say(self.work.merged_words, of=self.active.config.rounds, **told)
 
     # Telling the operator
 
@@ -314,19 +261,7 @@ class RoundInProgress:
             "rejected": states.count("rejected"),
         }
 
-    def _say(self, what: str, level: int = logging.INFO, **facts: Any) -> None:
+    def say(self, what: str, level: int = logging.INFO, **facts: Any) -> None:
+        """An event of this round in the log."""
         run, number = self.active.run.name, self.stored.address.number
         say(log, what, level=level, run=run, round=number, **facts)
-
-
-async def selectable(resources: Resources, active: ActiveRun) -> list[Client]:
-    """Connected clients that may be selected; the streams of those revoked meanwhile end."""
-    connected = resources.connections.connected()
-    if not connected:
-        return []
-    ids = [client.client_id for client in connected]
-    allowed = await asyncio.to_thread(resources.store.unrevoked, ids)
-    for client_id in set(ids) - allowed:
-        if (connection := resources.connections.get(client_id)) is not None:
-            connection.close("revoked")
-    return [client for client in connected if client.client_id in allowed and active.may_train(client)]

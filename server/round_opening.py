@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 
 from fedmpq.server.active_run import ActiveRun
+from fedmpq.server.collecting import LOOK_SECONDS
+from fedmpq.server.learned_deadline import slowest_answers
+from fedmpq.server.places import may_begin_with_fewer, selectable
 from fedmpq.server.resources import Resources
-from fedmpq.server.round_in_progress import RoundInProgress, selectable
+from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_work import CalibrationWork, Seating, TrainingWork, work_of
 from fedmpq.server.store.records import Client, Member, Round, Run, TrainingRound
 
 
 async def take_up(resources: Resources, active: ActiveRun, stored: Round) -> RoundInProgress:
     """A round that was open when the server ended; what its clients may want to download is there again."""
-    work = work_of(active, stored)
+    slowest = await asyncio.to_thread(slowest_answers, resources.store, active.run.run_id)
+    work = work_of(active, stored, slowest)
     await resources.workers.merge(work.make_payloads_again, stored.seats, resources.outgoing)
     taken_up = RoundInProgress(resources, work, stored, new=False)
     await taken_up.keep_time()
@@ -33,7 +37,10 @@ async def open_next(resources: Resources, active: ActiveRun) -> RoundInProgress:
 async def _open_training(resources: Resources, active: ActiveRun) -> RoundInProgress:
     connected = await _enough_clients(resources, active)
     began = resources.clock()
-    work, seating = await resources.workers.merge(TrainingWork.plan, active, connected, resources.outgoing)
+    slowest = await asyncio.to_thread(slowest_answers, resources.store, active.run.run_id)
+    work, seating = await resources.workers.merge(
+        TrainingWork.plan, active, connected, resources.outgoing, slowest
+    )
     opened, members, run = await asyncio.to_thread(_store_opening, resources, work, seating, began)
     active.seated(work.model.bit_widths, members)
     active.run = run
@@ -95,8 +102,16 @@ async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Clien
         ready = await selectable(resources, active)
         if active.run.state == "paused":
             resources.waiting_for = "the operator"
-        elif len(ready) >= least:
+        elif len(ready) >= least or await may_begin_with_fewer(resources, active, ready):
             return ready
         else:
-            resources.waiting_for = f"{len(ready)} of {least} clients connected"
-        await resources.connections.changed.wait(seen)
+            resources.waiting_for = _too_few(active, len(ready))
+        await resources.connections.changed.wait(seen, LOOK_SECONDS)
+
+
+def _too_few(active: ActiveRun, ready: int) -> str:
+    config = active.config
+    words = f"{ready} of {config.least_clients} clients connected"
+    if active.members and config.min_clients is None and config.deadline_seconds != 0:
+        words += f"; the run goes on without those who stay away for {config.away_seconds:g} s"
+    return words

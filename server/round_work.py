@@ -22,6 +22,7 @@ from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
+from fedmpq.server.learned_deadline import SLOWEST, learned_seconds
 from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
@@ -137,14 +138,14 @@ class RoundWork(ABC):
         """Answers without which the round does not close."""
 
     @property
-    def patience(self) -> tuple[float, ...]:
-        """Seconds of waiting after which `is_enough` may answer otherwise, with no other change."""
-        return ()
-
     @abstractmethod
-    def is_enough(self, *, all_away: bool, waited: float) -> bool:
-        """Whether a round that has the answers it needs closes without the others, all of which are
-        disconnected if `all_away`."""
+    def grace(self) -> float:
+        """Seconds that a client with a place may be disconnected before the round goes on without it."""
+
+    @property
+    @abstractmethod
+    def closes_early(self) -> bool:
+        """Whether a round that has the answers it needs closes without the others."""
 
     @abstractmethod
     def replacements(self, *, missing: int, available: int) -> int:
@@ -210,34 +211,44 @@ class TrainingWork(RoundWork):
     answer_name = "update"
     merged_words = "round merged"
 
-    def __init__(self, active: ActiveRun, model: GlobalModel, target: int) -> None:
+    def __init__(self, active: ActiveRun, model: GlobalModel, target: int, slowest: Sequence[float]) -> None:
         super().__init__(active, model, active.next_round)
         self.target = target
         """Clients a whole round has."""
+        self._slowest = slowest
 
     @classmethod
     def plan(
-        cls, active: ActiveRun, connected: Sequence[Client], outgoing: Outgoing
+        cls, active: ActiveRun, connected: Sequence[Client], outgoing: Outgoing, slowest: Sequence[float]
     ) -> tuple[TrainingWork, Seating]:
-        """The next round of the run: some of the connected clients, and what they are dealt."""
+        """The next round of the run: some of the connected clients, and what they are dealt.
+
+        `slowest` are the seconds of the last rounds' slowest answers.
+        """
         config, model = active.config, active.model
         candidates = active.as_members(connected)
         if not model.bit_widths:
             records = [member.record for member in candidates]
             model = active.method.start(model.weights, model.side, records)
         target = config.target(len(connected))
-        work = cls(active, model, target)
+        work = cls(active, model, target, slowest)
         return work, work._seat(candidates, config.selected(target, len(candidates)), outgoing)
 
     @property
     def seconds(self) -> float:
-        return self.active.config.deadline_seconds
+        given = self.active.config.deadline_seconds
+        return learned_seconds(self._slowest) if given is None else given
 
     @property
     def needed(self) -> int:
         return self.active.config.needed(self.target)
 
-    def is_enough(self, *, all_away: bool, waited: float) -> bool:
+    @property
+    def grace(self) -> float:
+        return self.active.config.grace
+
+    @property
+    def closes_early(self) -> bool:
         return self.active.config.over_selection > 0
 
     def replacements(self, *, missing: int, available: int) -> int:
@@ -280,6 +291,7 @@ class TrainingWork(RoundWork):
             "rejected": len(closed.seats_in("rejected")),
             "cut": len(closed.seats_in("cut")),
             "extended": closed.extended,
+            SLOWEST: timing.slowest,
             "bytes_up": sum(bytes_up.values()),
             "bytes_down": sum(bytes_down.values()),
             "bit_widths": list(merged.bit_widths),
@@ -344,11 +356,12 @@ class CalibrationWork(RoundWork):
         return 1
 
     @property
-    def patience(self) -> tuple[float, ...]:
-        return (AWAY_SECONDS,)
+    def grace(self) -> float:
+        return min(AWAY_SECONDS, self.active.config.away_seconds)
 
-    def is_enough(self, *, all_away: bool, waited: float) -> bool:
-        return all_away and waited >= AWAY_SECONDS
+    @property
+    def closes_early(self) -> bool:
+        return False
 
     def replacements(self, *, missing: int, available: int) -> int:
         # Statistics cost little: whoever is here is asked, beside those who may yet answer.
@@ -404,10 +417,10 @@ class CalibrationWork(RoundWork):
             yield decode_calibration(self.active.graph, self.active.blobs.read(answer.payload))[1]
 
 
-def work_of(active: ActiveRun, stored: Round) -> RoundWork:
+def work_of(active: ActiveRun, stored: Round, slowest: Sequence[float]) -> RoundWork:
     """The work of a round that is open in the store."""
     if isinstance(stored, TrainingRound):
-        return TrainingWork(active, active.model, stored.target)
+        return TrainingWork(active, active.model, stored.target, slowest)
     return CalibrationWork(active, stored.trained)
 
 

@@ -40,13 +40,21 @@ class RunConfig(MethodSettings):
     """Clients that train in a round; or else `participation` says which share of those connected."""
     participation: float | None = None
     min_clients: int | None = None
-    """Connected clients a round needs to begin; by default `clients_per_round`."""
+    """Connected clients without which no round begins.
+
+    None: `clients_per_round`, and fewer once boards are lost.
+    """
     over_selection: float = 0.0
     """Share of clients selected beyond `clients_per_round`; the round closes when enough have answered."""
     quorum: float = 1.0
     """Share of `clients_per_round` without whose updates no round is merged."""
-    deadline_seconds: float = 0.0
-    """After this long a round closes with the updates it has, if they are a quorum; 0: never."""
+    deadline_seconds: float | None = None
+    """After this long a round closes with the updates it has, if they are a quorum.
+
+    None: what `learned_deadline` finds; 0: never, and a board that is away is waited for as long as it takes.
+    """
+    away_seconds: float = 300.0
+    """A board that is disconnected for longer loses its place."""
     calibration_seconds: float = 300.0
     """After this long a calibration closes with the statistics it has."""
     calibration_data: str | None = None
@@ -96,7 +104,8 @@ class RunConfig(MethodSettings):
         if self.max_samples < 2:
             raise ConfigError(f"max_samples = {self.max_samples} is too small; the least is 2")
         _within("over_selection", self.over_selection, 0, 10)
-        _within("deadline_seconds", self.deadline_seconds, 0, 1e9)
+        _within("deadline_seconds", self.deadline_seconds or 0.0, 0, 1e9)
+        _within("away_seconds", self.away_seconds, 1, 1e9)
         _within("calibration_seconds", self.calibration_seconds, 1, 1e9)
         for name, high in (("quorum", 1.0), ("participation", 1.0), ("max_update_norm", math.inf)):
             value = getattr(self, name)
@@ -150,10 +159,15 @@ class RunConfig(MethodSettings):
         """Connected clients a round needs to begin."""
         return self.min_clients or self.clients_per_round or 1
 
+    @property
+    def grace(self) -> float:
+        """Seconds that a board may be away before it loses its place."""
+        return math.inf if self.deadline_seconds == 0 else self.away_seconds
+
     def target(self, connected: int) -> int:
         """How many clients' updates make a whole round, with so many connected."""
         if self.clients_per_round is not None:
-            return self.clients_per_round
+            return min(self.clients_per_round, connected)
         assert self.participation is not None
         return max(1, math.floor(self.participation * connected + 0.5))
 

@@ -149,10 +149,12 @@ class Rounds(Protocol):
         deadline: float | None,
         extended: bool,
         cut: Iterable[int],
+        reason: str,
         members: Iterable[Member],
         seats: Sequence[Seat],
     ) -> Round:
-        """The open round goes on with others: `cut` leave it, `seats` enter it, perhaps a second time."""
+        """The open round goes on with others: `cut` leave it for that reason, `seats` enter it, perhaps
+        for the second time."""
 
     def close_round(self, address: RoundAddress, reason: str) -> Round:
         """From here on the round takes no answer; those who have not given one are cut.
@@ -165,6 +167,9 @@ class Rounds(Protocol):
 
     def round(self, run_id: str, number: int) -> TrainingRound:
         """A round's training, open or merged, or UnknownRound."""
+
+    def last_metrics(self, run_id: str, count: int) -> list[dict[str, Any]]:
+        """What was measured of so many of the last merged rounds, the newest first."""
 
     def calibration(self, run_id: str, number: int) -> CalibrationRound | None:
         """A round's calibration, if it has had one."""

@@ -86,6 +86,7 @@ class SqlRounds(Transactions):
         deadline: float | None,
         extended: bool,
         cut: Iterable[int],
+        reason: str,
         members: Iterable[Member],
         seats: Sequence[Seat],
     ) -> Round:
@@ -97,7 +98,7 @@ class SqlRounds(Transactions):
             )
             if changed.rowcount != 1:
                 raise StoreError(f"{address} is not open")
-            _cut(connection, address, "the deadline passed", cut)
+            _cut(connection, address, reason, cut)
             for seat in seats:
                 connection.execute(
                     delete(seats_table).where(_is_seat(address, seat.client), seats_table.c.state == "cut")
@@ -126,6 +127,16 @@ class SqlRounds(Transactions):
     def round(self, run_id: str, number: int) -> TrainingRound:
         with self._read() as connection:
             return _read_training(connection, RoundAddress(run_id, number))
+
+    def last_metrics(self, run_id: str, count: int) -> list[dict[str, Any]]:
+        chosen = (
+            select(rounds.c.metrics)
+            .where(rounds.c.run_id == run_id, rounds.c.phase == "training", rounds.c.metrics.is_not(None))
+            .order_by(rounds.c.round.desc())
+            .limit(count)
+        )
+        with self._read() as connection:
+            return [json.loads(text) for text in connection.execute(chosen).scalars()]
 
     def calibration(self, run_id: str, number: int) -> CalibrationRound | None:
         address = RoundAddress(run_id, number, "calibration")

@@ -106,6 +106,8 @@ class Federation:
         self.folder = folder
         self.clock_error = 0.0
         """Seconds by which the server's wall clock is wrong."""
+        self.later = 0.0
+        """Seconds that have passed for the server and not for the test."""
         self.url = url or sqlite_url(folder / "fedmpq.db")
         self._max_clients = max_clients
         self._port = 0
@@ -117,10 +119,17 @@ class Federation:
     def address(self) -> str:
         return f"127.0.0.1:{self._port}"
 
+    def steady(self) -> float:
+        return time.monotonic() + self.later
+
+    def pass_time(self, seconds: float) -> None:
+        self.later += seconds
+        self.connections.changed.ring()
+
     async def start(self) -> None:
         self.store = await asyncio.to_thread(open_store, self.url)
         blobs = open_blobs(str(self.folder / "blobs"))
-        self.connections = Connections(self._max_clients)
+        self.connections = Connections(self._max_clients, self.steady)
         exports = Exports(self.folder, str(self.folder / "blobs"))
         self.uploads = Uploads(self.folder / "uploads")
         outgoing = Outgoing(self.folder / "outgoing")
@@ -132,6 +141,7 @@ class Federation:
             exports,
             self.uploads,
             clock=lambda: time.time() + self.clock_error,
+            steady=self.steady,
         )
         service = FederationService(self.coordinator)
         self._server = grpc.aio.server(options=OPTIONS)

@@ -247,7 +247,13 @@ def test_a_number_in_a_run_is_one_client_s(store: Store) -> None:
     for taken in (member(0, before[1].client_id), member(7, before[0].client_id)):
         with pytest.raises(StoreFailed):
             store.reopen_round(
-                RoundAddress(run.run_id, 1), deadline=None, extended=True, cut=[], members=[taken], seats=[]
+                RoundAddress(run.run_id, 1),
+                deadline=None,
+                extended=True,
+                cut=[],
+                reason="",
+                members=[taken],
+                seats=[],
             )
     assert store.members(run.run_id) == before
     assert store.round(run.run_id, 1).extended == 0, "all or nothing"
@@ -327,13 +333,20 @@ def test_a_reopened_round_has_new_clients_and_may_have_old_ones_again(store: Sto
     def reopen(cut: list[int], members: list[Member], seats: list[Seat]) -> Round:
         address = RoundAddress(run.run_id, 1)
         return store.reopen_round(
-            address, deadline=NOW + 5, extended=True, cut=cut, members=members, seats=seats
+            address,
+            deadline=NOW + 5,
+            extended=True,
+            cut=cut,
+            reason="it is gone",
+            members=members,
+            seats=seats,
         )
 
     current = reopen([1], [late], [seat(2)])
     assert store.members(run.run_id)[2] == late
     assert [one.state for one in current.seats] == ["selected", "cut", "selected"]
     assert (current.extended, current.deadline) == (1, NOW + 5)
+    assert current.seats[1].reason == "it is gone"
     current = reopen([], [], [seat(1)])
     assert [one.state for one in current.seats] == ["selected"] * 3
     assert current.extended == 2

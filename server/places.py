@@ -1,0 +1,106 @@
+"""Who of a round's clients may still answer, who could take a free place, and who is worth waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedmpq.server.active_run import MAX_STRIKES, ActiveRun
+from fedmpq.server.connections import Connections
+from fedmpq.server.resources import Resources
+from fedmpq.server.store.records import Client, OpenedRound
+
+RETURN_SECONDS = 60.0
+"""After this long without a board coming back, those that come back at all have: a client's pauses between
+two tries to connect are no longer."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How an open round stands."""
+
+    answered: int
+    awaited: int
+    """Places whose clients are connected, or have not been away for long."""
+    gone: tuple[int, ...]
+    """Clients that have a place and were away for longer than the round waits for anyone."""
+    away: int
+    """Places whose clients are not connected, gone or not."""
+
+    @property
+    def pending(self) -> int:
+        return self.awaited + len(self.gone)
+
+
+def standing(stored: OpenedRound, active: ActiveRun, connections: Connections, grace: float) -> Standing:
+    """`grace` is how many seconds a client may be disconnected before it is gone."""
+    pending = [seat.client for seat in stored.seats_in("selected")]
+    away = {client: connections.away(active.client_id(client)) for client in pending}
+    gone = tuple(client for client in pending if away[client] >= grace)
+    absent = sum(seconds > 0 for seconds in away.values())
+    return Standing(len(stored.answers()), len(pending) - len(gone), gone, absent)
+
+
+async def selectable(resources: Resources, active: ActiveRun) -> list[Client]:
+    """Connected clients that may be selected; the streams of those revoked meanwhile end."""
+    connected = resources.connections.connected()
+    if not connected:
+        return []
+    allowed = await unrevoked(resources, [client.client_id for client in connected])
+    return [client for client in connected if client.client_id in allowed and active.may_train(client)]
+
+
+async def unrevoked(resources: Resources, client_ids: Iterable[str]) -> set[str]:
+    """Those of the clients that may still call; the streams of the others end."""
+    ids = list(client_ids)
+    if not ids:
+        return set()
+    allowed = await asyncio.to_thread(resources.store.unrevoked, ids)
+    for client_id in set(ids) - allowed:
+        if (connection := resources.connections.get(client_id)) is not None:
+            connection.close("revoked")
+    return allowed
+
+
+async def spares(resources: Resources, active: ActiveRun, stored: OpenedRound) -> list[Client]:
+    """Connected clients that have no place in the round, or lost it."""
+    taken = _taken(active, stored)
+    return [one for one in await selectable(resources, active) if one.client_id not in taken]
+
+
+async def spares_may_come(resources: Resources, active: ActiveRun, stored: OpenedRound) -> bool:
+    """Whether a client of the run without a place has not been away for long and may take one."""
+    taken, grace = _taken(active, stored), active.config.away_seconds
+    return bool(await _expected(resources, active, taken, grace))
+
+
+async def may_begin_with_fewer(resources: Resources, active: ActiveRun, ready: list[Client]) -> bool:
+    """Whether a run that has begun goes on with those who are ready, fewer than its rounds have.
+
+    Not if `min_clients` says how many must be there. Else it waits for every client of the run that was not
+    away for long yet, and until nobody has come back for a while.
+    """
+    config = active.config
+    if config.min_clients is not None or not ready or not active.members:
+        return False
+    if resources.connections.quiet < min(RETURN_SECONDS, config.away_seconds):
+        return False
+    here = {client.client_id for client in ready}
+    return not await _expected(resources, active, here, config.grace)
+
+
+def _taken(active: ActiveRun, stored: OpenedRound) -> set[str]:
+    return {active.client_id(seat.client) for seat in stored.seats if seat.state != "cut"}
+
+
+async def _expected(resources: Resources, active: ActiveRun, but: set[str], grace: float) -> set[str]:
+    """Clients of the run that are not connected but may be soon."""
+    away = [
+        member.client_id
+        for member in active.members.values()
+        if member.client_id not in but
+        and member.strikes < MAX_STRIKES
+        and 0 < resources.connections.away(member.client_id) < grace
+    ]
+    return await unrevoked(resources, away)
