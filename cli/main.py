@@ -7,6 +7,7 @@ lab.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -56,6 +57,8 @@ COMMANDS = {
 }
 
 USAGE_ERROR = 2
+FULL_DISK = 75
+"""EX_TEMPFAIL of sysexits.h: the same command may go well later, so a service manager may try again."""
 ON_CTRL_C = 130
 
 
@@ -67,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one sub-command; bad input is one line on standard error and exit code 2."""
+    """Run one sub-command; bad input is one line on standard error and exit code 2, a full disk 75."""
     words = list(sys.argv[1:] if argv is None else argv)
     wanted = next((word for word in words if not word.startswith("-")), None)
     try:
@@ -83,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         name = f"fedmpq {wanted}" if wanted else "fedmpq"
         print(f"{name}: {' '.join(message.splitlines())}", file=sys.stderr)
-        return USAGE_ERROR
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return FULL_DISK if full else USAGE_ERROR
 
 
 def _dispatch(words: Sequence[str], wanted: str | None) -> int:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from fedmpq import kernels
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData, load_board_data
 from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, make_endpoint, read_keys
+from fedmpq.edge_client.disk_space import full_words, is_full
 from fedmpq.edge_client.fetch_model import fetch_model
 from fedmpq.edge_client.identity import FILE_NAME, checked_name
+from fedmpq.edge_client.refusals import last_words
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
@@ -53,9 +56,28 @@ def run(arguments: argparse.Namespace) -> int:
         return _fetch_model(arguments, endpoint, settings)
     _check_training(arguments)
     name = checked_name(arguments.name or _default_name(arguments.bundle))
-    with closing(StateFolder(arguments.state or _default_state())) as state:
-        session = Session(endpoint, state, _board(arguments, name), settings)
+    with closing(_opened(arguments.state or _default_state(), settings.retry)) as state:
+        try:
+            board = _board(arguments, name)
+        except (ValueError, OSError) as error:
+            asyncio.run(last_words(endpoint, state.identity, str(error), settings.retry))
+            raise
+        session = Session(endpoint, state, board, settings)
         return _leave(asyncio.run(_until_stopped(session)))
+
+
+def _opened(folder: Path, retry: Backoff) -> StateFolder:
+    """The state folder, once the disk has space for it."""
+    retry = retry.fresh()
+    while True:
+        try:
+            return StateFolder(folder)
+        except OSError as error:
+            if not is_full(error):
+                raise
+        seconds = retry.pause()
+        log.warning("%s; trying again in %.1f s", full_words(folder, 0), seconds)
+        time.sleep(seconds)
 
 
 def _check_training(arguments: argparse.Namespace) -> None:

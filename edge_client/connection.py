@@ -142,10 +142,15 @@ class Connection:
                 cause = said(error)
             except TransferError as error:
                 cause = str(error)
-                if isinstance(error, StalledError) and self._listening is not None:
+                if isinstance(error, StalledError):
                     # Whatever else goes over this connection waits in vain too.
-                    self._listening.cancel()
+                    self.renew()
             await pause(retry, f"{what} broke off ({cause})")
+
+    def renew(self) -> None:
+        """Opens a new stream in the place of the one there is."""
+        if self._listening is not None:
+            self._listening.cancel()
 
     async def _listen(self, hear: Callable[[pb.Event], Awaitable[None]]) -> None:
         self._heard = False
@@ -172,7 +177,7 @@ class Connection:
 
     def _why_ended(self, listening: asyncio.Task[None]) -> _Ending:
         if listening.cancelled():
-            return _Ending("it had stalled")
+            return _Ending("a new stream takes the place of the old one")
         error = listening.exception()
         if error is None:
             return _Ending("the server ended the stream")

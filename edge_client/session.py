@@ -21,12 +21,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from fedmpq.data.dataset import DataError
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.chunk_length import ChunkLength
-from fedmpq.edge_client.connection import Connection, enrol, said
+from fedmpq.edge_client.connection import Connection, said
+from fedmpq.edge_client.disk_space import is_full
 from fedmpq.edge_client.outbox import Pending, RoundKey
+from fedmpq.edge_client.refusals import Refusals, enrol_on_full_disk
 from fedmpq.edge_client.round_work import evaluate, in_thread, make_calibration, make_update
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Delivery, Patience, download, have, received
@@ -82,6 +85,8 @@ class _Run:
 
     description: pb.RunDescription
     data: BoardData
+    problem: DataError | None = None
+    """Why this board's data do not fit the model."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +109,14 @@ class Session:
         self._runs: dict[str, _Run] = {}
         self._job: _Job | None = None
         self._sent: Pending | None = None
-        self._given_up: RoundKey | None = None
         # A round that was called off holds the engine until its batch has ended.
         self._engine_free = asyncio.Lock()
 
     async def run(self) -> None:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection = await self._enrolled()
+        retry, patience = self._settings.retry, self._settings.patience
+        self._refusals = Refusals(self._connection, self._state.folder, retry, patience)
         listener = asyncio.create_task(self._connection.keep_listening(self._hear))
         try:
             await asyncio.wait({listener, self._over}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,6 +124,7 @@ class Session:
             listener.cancel()
             await asyncio.wait({listener})
             await self._drop_job()
+            self._refusals.end()
             self._over.cancel()
         if not listener.cancelled():
             listener.result()
@@ -128,7 +135,7 @@ class Session:
         own = version("fedmpq")
         request = pb.EnrollRequest(token=settings.token, name=board.name, budget=board.budget, version=own)
         patience = settings.patience.chunk
-        identity = await enrol(self._endpoint, request, state.identity, settings.retry, patience)
+        identity = await enrol_on_full_disk(self._endpoint, request, state, settings.retry, patience)
         samples = len(board.data.train)
         hello = pb.ListenRequest(budget=board.budget, samples=samples, version=own, engine=board.engine_text)
         return Connection(self._endpoint, identity, state.identity, hello, settings.retry, patience)
@@ -162,7 +169,10 @@ class Session:
             log.info(
                 "run %s (%s): %d rounds, %d classes", run.run_id, run.name, run.rounds, len(run.class_names)
             )
-            self._runs[run.run_id] = _Run(run, self._board.data.labelled(run.class_names))
+            try:
+                self._runs[run.run_id] = _Run(run, self._board.data.labelled(run.class_names))
+            except DataError as error:
+                self._runs[run.run_id] = _Run(run, self._board.data, error)
 
     async def _assign(self, assignment: pb.Assignment) -> None:
         try:
@@ -171,7 +181,7 @@ class Session:
             log.error("round %d: cannot be done here: %s", assignment.round, error)
             return
         key = RoundKey(assignment.run_id, assignment.round, phase, assignment.payload)
-        if key == self._given_up or (self._job is not None and self._job.key == key):
+        if self._job is not None and self._job.key == key:
             return
         await self._drop_job()
         self._start(key, self._take_part(key, assignment))
@@ -212,12 +222,19 @@ class Session:
             await asyncio.wait({job.task})
 
     async def _guarded(self, key: RoundKey, work: Coroutine[Any, Any, None]) -> None:
-        """Logs and leaves a round that cannot be done here; any other error ends the session."""
+        """Logs and leaves a round that cannot be done here, and tells the server; any other error ends the
+        session."""
         try:
-            await work
-        except (TrainingError, PlanError, WireError, GraphError, ProgramError) as error:
-            self._given_up = key
-            log.error("round %d: cannot be done here: %s", key.round, error, extra=_facts(key))
+            try:
+                await work
+            except (TrainingError, PlanError, WireError, GraphError, ProgramError, DataError) as error:
+                await self._refusals.give_up(key, str(error))
+            except MemoryError:
+                await self._refusals.give_up(key, "this board has not enough memory for it")
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._refusals.wait_for_space(key)
         except grpc.aio.AioRpcError as error:
             log.error("round %d: left, the server said: %s", key.round, said(error), extra=_facts(key))
         except Exception as error:
@@ -228,6 +245,8 @@ class Session:
                 self._job = None
 
     async def _take_part(self, key: RoundKey, assignment: pb.Assignment) -> None:
+        if await self._refusals.refuse_again(key):
+            return
         pending = self._state.outbox.pending()
         if pending is not None and pending.key == key:
             await self._deliver(pending, resumed=True)
@@ -247,8 +266,12 @@ class Session:
 
     async def _work(self, key: RoundKey, assignment: pb.Assignment) -> Pending:
         run = self._runs[key.run_id]
+        if run.problem is not None:
+            raise run.problem
         graph = await self._graph(run.description)
         self._check(graph, assignment, run.description)
+        # The model and its update.
+        self._refusals.needed_bytes = 2 * assignment.payload_bytes
         data = await in_thread(partial(run.data.fitted, graph), threading.Event())
         self._runs[key.run_id] = replace(run, data=data)
         path = await self._payload(assignment.payload, assignment.payload_bytes, self._state.downloads)
@@ -302,6 +325,7 @@ class Session:
     async def _graph(self, run: pb.RunDescription) -> Graph:
         if not 0 < run.graph_bytes <= MAX_GRAPH_BYTES:
             raise GraphError(f"the graph is {run.graph_bytes} bytes long, at most {MAX_GRAPH_BYTES} can be")
+        self._refusals.needed_bytes = run.graph_bytes
         path = await self._payload(run.graph_id, run.graph_bytes, self._state.graphs)
         return Graph.from_bytes(path.read_bytes())
 
@@ -332,7 +356,7 @@ class Session:
             receipt = await self._connection.persist("the upload", delivery)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                self._given_up = key
+                self._refusals.remember(key, said(error))
                 log.error(
                     "round %d: the server rejected its %s: %s", key.round, what, said(error), extra=facts
                 )

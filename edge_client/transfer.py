@@ -146,6 +146,20 @@ def have(path: Path, payload: bytes) -> bool:
     return False
 
 
+# Refusal
+
+
+async def decline(
+    stub: Federation, metadata: Metadata, retry: Backoff, request: pb.DeclineRequest, patience: Patience
+) -> None:
+    """Tells the server that this client cannot take part; one that does not know the call waits in vain."""
+    try:
+        await within(patience.chunk, stub.Decline(request, metadata=metadata), "the refusal")
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+
+
 # Upload
 
 

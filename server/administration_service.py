@@ -105,7 +105,10 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
         self._add_reason(status.run)
         doing = self._coordinator.round.doing if self._coordinator.round is not None else {}
         for client in status.clients:
-            client.connected = self._coordinator.connections.get(client.client_id) is not None
+            connection = self._coordinator.connections.get(client.client_id)
+            client.connected = connection is not None
             if client.state == "selected":
                 client.state = doing.get(client.client, "selected")
+            if connection is not None and connection.declined:
+                client.state, client.reason = "declined", connection.declined
         return status

@@ -58,6 +58,8 @@ class Connection:
         """As it described itself when it opened the stream."""
         self.described: str | None = None
         """The run this stream has described to the client."""
+        self.declined = ""
+        """Why the client cannot take part in rounds; empty: it can."""
         self._events: deque[federation_pb2.Event] = deque()
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()

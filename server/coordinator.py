@@ -273,6 +273,16 @@ class Coordinator:
         if current is not None and seat is not None:
             await self._to_the_end(current.reject(seat, reason))
 
+    async def decline(self, client_id: str, address: RoundAddress | None, reason: str) -> None:
+        """The client cannot take part in that round, or whichever is open, nor in others on this stream."""
+        if (connection := self.connections.get(client_id)) is not None:
+            connection.declined = reason
+        current = self.round
+        if current is None:
+            return
+        if (seat := current.place(client_id, address or current.stored.address)) is not None:
+            await self._to_the_end(current.decline(seat, reason))
+
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         """A call that its client cancels half-way must not leave the store ahead of what is known here."""
         task = asyncio.ensure_future(work)

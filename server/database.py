@@ -165,7 +165,7 @@ seats = Table(
     Column("round", Integer, primary_key=True, autoincrement=False),
     Column("phase", String(16), primary_key=True),
     Column("client", Integer, primary_key=True, autoincrement=False),
-    # selected, updated, rejected or cut.
+    # selected, updated, rejected, cut or declined.
     Column("state", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     # What it was sent.

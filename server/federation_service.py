@@ -13,7 +13,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from fedmpq.exchange.wire import DIGEST_BYTES
+from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.proto import federation_pb2 as pb
@@ -24,7 +24,7 @@ from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
 from fedmpq.server.exports import ExportFailed
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
-from fedmpq.server.store.records import Client
+from fedmpq.server.store.records import Client, RoundAddress
 from fedmpq.server.transfer_queue import Transfer, TransferQueue
 from fedmpq.server.upload_calls import UploadCalls
 from fedmpq.system.named_object import is_path
@@ -38,6 +38,7 @@ MAX_DOWNLOADS = 4
 TRANSFERS_AT_ONCE = 8
 MAX_SAMPLES = 1 << 40
 _MAX_WORDS = 100
+MAX_REASON = 300
 _CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
     "replaced": (grpc.StatusCode.RESOURCE_EXHAUSTED, "a newer stream of this client took its place"),
     "revoked": (grpc.StatusCode.UNAUTHENTICATED, "this client was revoked: enrol again with a valid token"),
@@ -202,6 +203,19 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 card=file.card,
             )
 
+    # Decline
+
+    async def Decline(self, request: pb.DeclineRequest, context: Context) -> pb.DeclineResponse:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            reason = _words(request.reason, MAX_REASON) or "it did not say why"
+            try:
+                address = RoundAddress(request.run_id, request.round, phase_from_message(request.phase))
+            except WireError as error:
+                await refuse_argument(context, str(error))
+            await self._coordinator.decline(client.client_id, address if request.run_id else None, reason)
+            return pb.DeclineResponse()
+
     # Upload
 
     async def GetUpload(self, request: pb.GetUploadRequest, context: Context) -> pb.UploadStatus:
@@ -215,6 +229,6 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             return await self._uploads.receive(client, context)
 
 
-def _words(text: str) -> str:
+def _words(text: str, most: int = _MAX_WORDS) -> str:
     """For the operator's table: printable, and not too long."""
-    return "".join(c for c in text[:_MAX_WORDS] if c.isprintable() and c.isascii())
+    return "".join(c for c in text[:most] if c.isprintable() and c.isascii())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun
 from fedmpq.server.connections import Connections
 from fedmpq.server.resources import Resources
-from fedmpq.server.store.records import Client, OpenedRound
+from fedmpq.server.store.records import LEFT, Client, OpenedRound
 
 RETURN_SECONDS = 60.0
 """After this long without a board coming back, those that come back at all have: a client's pauses between
@@ -48,7 +48,14 @@ async def selectable(resources: Resources, active: ActiveRun) -> list[Client]:
     if not connected:
         return []
     allowed = await unrevoked(resources, [client.client_id for client in connected])
-    return [client for client in connected if client.client_id in allowed and active.may_train(client)]
+    able = [client for client in connected if not _declined(resources, client.client_id)]
+    return [client for client in able if client.client_id in allowed and active.may_train(client)]
+
+
+def _declined(resources: Resources, client_id: str) -> bool:
+    """Whether a connected client has said that it cannot take part."""
+    connection = resources.connections.get(client_id)
+    return connection is not None and bool(connection.declined)
 
 
 async def unrevoked(resources: Resources, client_ids: Iterable[str]) -> set[str]:
@@ -91,7 +98,7 @@ async def may_begin_with_fewer(resources: Resources, active: ActiveRun, ready: l
 
 
 def _taken(active: ActiveRun, stored: OpenedRound) -> set[str]:
-    return {active.client_id(seat.client) for seat in stored.seats if seat.state != "cut"}
+    return {active.client_id(seat.client) for seat in stored.seats if seat.state not in LEFT}
 
 
 async def _expected(resources: Resources, active: ActiveRun, but: set[str], grace: float) -> set[str]:

@@ -157,6 +157,15 @@ class RoundInProgress:
         self.say(what, level=logging.WARNING, client=seat.client, reason=reason)
         self._connections.changed.ring()
 
+    async def decline(self, seat: Seat, reason: str) -> None:
+        """The client cannot take part: its place is free, and it has no strike."""
+        async with self._lock:
+            if not await asyncio.to_thread(self._store.decline, self.stored.address, seat.client, reason):
+                return
+            self._change(replace(seat, state="declined", reason=reason))
+        self.say("client declined", level=logging.WARNING, client=seat.client, reason=reason)
+        self._connections.changed.ring()
+
     def _change(self, changed: Seat) -> None:
         seats = tuple(changed if seat.client == changed.client else seat for seat in self.stored.seats)
         self.stored = replace(self.stored, seats=seats)

@@ -290,6 +290,7 @@ class TrainingWork(RoundWork):
             "updates": len(answers),
             "rejected": len(closed.seats_in("rejected")),
             "cut": len(closed.seats_in("cut")),
+            "declined": len(closed.seats_in("declined")),
             "extended": closed.extended,
             SLOWEST: timing.slowest,
             "bytes_up": sum(bytes_up.values()),

@@ -85,6 +85,7 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
         "version": client.version,
         "engine": client.engine,
         "accuracy": client.accuracy if client.HasField("accuracy") else None,
+        "reason": client.reason,
     }
 
 
@@ -176,7 +177,7 @@ def _client_table(clients: Sequence[pb.ClientStatus]) -> Table:
         table.add_row(
             _NONE if client.client < 0 else str(client.client),
             plain(client.name),
-            client.state or ("connected" if client.connected else "away"),
+            _client_state(client),
             f"{client.budget:g}",
             f"{client.samples:,}",
             widths_text(client.bit_widths),
@@ -187,6 +188,13 @@ def _client_table(clients: Sequence[pb.ClientStatus]) -> Table:
             style=None if client.connected else "dim",
         )
     return table
+
+
+def _client_state(client: pb.ClientStatus) -> str:
+    if not client.state:
+        return "connected" if client.connected else "away"
+    reason = f": {plain(client.reason)}" if client.reason else ""
+    return f"{client.state}{reason}{'' if client.connected else ', away'}"
 
 
 def _table(*columns: str) -> Table:

@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.store.protocol import Store
-from fedmpq.server.store.records import ENDED, Client, Member, Round, Run, TrainingRound
+from fedmpq.server.store.records import ENDED, LEFT, Client, Member, Round, Run, TrainingRound
 
 
 def stored_status(store: Store) -> pb.ServerStatus:
@@ -50,7 +50,7 @@ def run_status(run: Run, opened: Round | None, last: TrainingRound | None) -> pb
     if run.ended is not None:
         status.ended.CopyFrom(_timestamp(run.ended))
     if opened is not None:
-        status.selected = len(opened.seats) - len(opened.seats_in("cut"))
+        status.selected = sum(seat.state not in LEFT for seat in opened.seats)
         status.updates = len(opened.seats_in("updated"))
         status.phase = opened.address.phase
     if last is not None:
@@ -86,6 +86,7 @@ def client_status(client: Client, member: Member | None, opened: Round | None) -
     seat = next((seat for seat in opened.seats if seat.client == member.client), None) if opened else None
     if seat is not None:
         status.state, status.bit_widths = seat.state, bytes(seat.bit_widths)
+        status.reason = seat.reason
     return status
 
 

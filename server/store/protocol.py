@@ -183,6 +183,9 @@ class Rounds(Protocol):
     def reject_answer(self, address: RoundAddress, client: int, reason: str) -> bool:
         """What the client sent was bad: it is out of this round and has a strike. False: it was out."""
 
+    def decline(self, address: RoundAddress, client: int, reason: str) -> bool:
+        """The client cannot take part: its place in this round is free. False: it has none to give up."""
+
     def commit_round(self, run_id: str, result: TrainingCommit, now: float) -> Run:
         """The round is merged: the new model, bit-widths, client records and metrics, all or nothing."""
 

@@ -10,7 +10,9 @@ from fedmpq.exchange.messages import Phase
 from fedmpq.method.state import ClientRecord
 
 RunState = Literal["waiting", "running", "paused", "finished", "aborted"]
-SeatState = Literal["selected", "updated", "rejected", "cut"]
+SeatState = Literal["selected", "updated", "rejected", "cut", "declined"]
+LEFT: tuple[SeatState, ...] = ("cut", "declined")
+"""Of places that are free again; their clients may get one anew."""
 ENDED: tuple[RunState, ...] = ("finished", "aborted")
 
 
@@ -102,7 +104,7 @@ class Seat:
     payload_bytes: int
     state: SeatState = "selected"
     reason: str = ""
-    """Why it was rejected or cut."""
+    """Why it was rejected or cut, or why the client declined."""
     answer: Answer | None = None
     """None unless the state is "updated"."""
 

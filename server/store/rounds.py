@@ -15,6 +15,7 @@ from fedmpq.server.database import seats as seats_table
 from fedmpq.server.store.commits import add_to_members, add_to_run
 from fedmpq.server.store.errors import StoreError, UnknownRound, UpdateRefused
 from fedmpq.server.store.records import (
+    LEFT,
     CalibrationCommit,
     CalibrationRound,
     Member,
@@ -22,6 +23,7 @@ from fedmpq.server.store.records import (
     RoundAddress,
     Run,
     Seat,
+    SeatState,
     TrainingCommit,
     TrainingRound,
 )
@@ -101,7 +103,7 @@ class SqlRounds(Transactions):
             _cut(connection, address, reason, cut)
             for seat in seats:
                 connection.execute(
-                    delete(seats_table).where(_is_seat(address, seat.client), seats_table.c.state == "cut")
+                    delete(seats_table).where(_is_seat(address, seat.client), seats_table.c.state.in_(LEFT))
                 )
             _seat(connection, address, members, seats)
             return _read_round(connection, address)
@@ -180,20 +182,20 @@ class SqlRounds(Transactions):
         state = "has no place for this client" if row is None else f"has this client {row.state}"
         raise UpdateRefused(f"round {address.number} takes no more of this client: it is over or {state}")
 
+    def decline(self, address: RoundAddress, client: int, reason: str) -> bool:
+        with self._write() as connection:
+            return _end_seat(connection, address, client, "declined", reason)
+
     def reject_answer(self, address: RoundAddress, client: int, reason: str) -> bool:
         with self._write() as connection:
-            changed = connection.execute(
-                update(seats_table)
-                .where(_is_seat(address, client), seats_table.c.state == "selected")
-                .values(state="rejected", reason=reason)
-            )
-            if changed.rowcount == 1:
+            rejected = _end_seat(connection, address, client, "rejected", reason)
+            if rejected:
                 connection.execute(
                     update(members_table)
                     .where(members_table.c.run_id == address.run_id, members_table.c.client == client)
                     .values(strikes=members_table.c.strikes + 1)
                 )
-        return changed.rowcount == 1
+        return rejected
 
     def commit_round(self, run_id: str, result: TrainingCommit, now: float) -> Run:
         address = RoundAddress(run_id, result.round)
@@ -301,11 +303,16 @@ def _take_in(connection: Connection, run_id: str, member: Member) -> None:
 
 def _cut(connection: Connection, address: RoundAddress, reason: str, cut: Iterable[int]) -> None:
     for client in cut:
-        connection.execute(
-            update(seats_table)
-            .where(_is_seat(address, client), seats_table.c.state == "selected")
-            .values(state="cut", reason=reason)
-        )
+        _end_seat(connection, address, client, "cut", reason)
+
+
+def _end_seat(
+    connection: Connection, address: RoundAddress, client: int, state: SeatState, reason: str
+) -> bool:
+    """Whether the client had a place to lose."""
+    waiting = and_(_is_seat(address, client), seats_table.c.state == "selected")
+    changed = connection.execute(update(seats_table).where(waiting).values(state=state, reason=reason))
+    return changed.rowcount == 1
 
 
 def _close(connection: Connection, address: RoundAddress) -> None:

@@ -71,6 +71,9 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         """The length of chunks that every Download asked for."""
         self.phases: list[tuple[str, int]] = []
         """The phase that every GetUpload and Upload named."""
+        self.declined: list[pb.DeclineRequest] = []
+        self.is_old = False
+        """Whether it does not know Decline."""
         self.faults = Faults()
         self._streams: list[queue.Queue[pb.Event | None]] = []
         self._lock = threading.Lock()
@@ -177,6 +180,14 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         if self.faults.receipt:
             self.faults.receipt.pop(0)(context)
         return self.receipts[name]
+
+    def Decline(self, request: pb.DeclineRequest, context: grpc.ServicerContext) -> pb.DeclineResponse:
+        self._authenticate(context)
+        self.calls.append(("Decline", 0))
+        if self.is_old:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        self.declined.append(request)
+        return pb.DeclineResponse()
 
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata())

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 import pytest
 
-from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client import session
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
@@ -46,7 +46,10 @@ from tests.edge_client.fake_federation import (
     hang_after,
     refuse,
 )
+from tests.full_disk import fill, small_disk
 from tools.tcp_proxy import Proxy
+
+__all__ = ["small_disk"]
 
 Made = Callable[..., Any]
 PLAN = TrainingPlan(epochs=2, batch_size=8, update="carried", code_learning_rate=0.02)
@@ -212,18 +215,84 @@ def test_labels_follow_the_names_of_the_classes(scene: Scene) -> None:
     assert scene.federation.complete() == [scene.work.update(scene.data)]
 
 
-def test_a_class_unknown_to_the_model_ends_the_client(scene: Scene) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_data_that_do_not_fit_are_told_and_the_client_waits(
+    scene: Scene, caplog: pytest.LogCaptureFixture, is_old: bool
+) -> None:
+    """Of an unknown class, then of another colour mode. An older server does not know the call."""
+    scene.federation.is_old = is_old
     scene.federation.on_stream = scene.work.offer(scene.federation)
-    data = Dataset(scene.data.images, scene.data.labels, ("a", "zebra", "c"))
-    with pytest.raises(DataError, match="class 'zebra' is none of the model's 3 classes"):
-        scene.play(lambda: scene.run(data=BoardData(data, data)))
-
-
-def test_images_of_another_colour_mode_end_the_client(scene: Scene) -> None:
-    scene.federation.on_stream = scene.work.offer(scene.federation)
+    zebras = Dataset(scene.data.images, scene.data.labels, ("a", "zebra", "c"))
     grey = Dataset(np.ascontiguousarray(scene.data.images[..., :1]), scene.data.labels, ("a", "b", "c"))
-    with pytest.raises(DataError, match="1 channels, the model takes 3"):
-        scene.play(lambda: scene.run(data=BoardData(grey, grey)))
+    reasons = ["class 'zebra' is none of the model's 3 classes", "1 channels, the model takes 3"]
+    for data, reason in zip((zebras, grey), reasons, strict=True):
+        calls = scene.federation.count("Decline")
+        scene.play(partial(play_until_declined, scene, BoardData(data, data), calls + 1))
+        assert reason in caplog.text
+        if not is_old:
+            told = scene.federation.declined[-1]
+            assert reason in told.reason
+            assert (told.run_id, told.round, told.phase) == (RUN, 1, pb.TRAINING)
+
+
+async def play_until_declined(scene: Scene, data: BoardData, calls: int) -> None:
+    async with scene.board(data=data) as task:
+        await until(lambda: scene.federation.count("Decline") == calls)
+        # A later assignment of the same round is refused again, without another try.
+        for event in scene.federation.on_stream:
+            scene.federation.send(event)
+        await until(lambda: scene.federation.count("Decline") == calls + 1)
+        assert not task.done()
+
+
+def test_a_full_disk_is_told_waited_for_and_tried_again(
+    scene: Scene, caplog: pytest.LogCaptureFixture, small_disk: Path
+) -> None:
+    """A file system of its own with no space left: for the model at first, then for its update."""
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.folder = small_disk / "state"
+    filler = small_disk / "filler"
+
+    async def scenario() -> None:
+        async with scene.board() as task:
+            await until(lambda: bool(scene.federation.declined))
+            assert f"no space is left in {scene.folder}" in scene.federation.declined[0].reason
+            await until(lambda: "trying again in" in caplog.text)
+            assert not task.done()
+            streams = len(scene.federation.hellos)
+            filler.unlink()
+            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
+            assert len(scene.federation.hellos) == streams + 1, "the new stream says that it can again"
+
+    scene.play(partial(run_enrolled, scene))
+    fill(filler)
+    scene.play(scenario)
+    assert scene.federation.complete() == [scene.work.update(scene.data)]
+
+
+async def run_enrolled(scene: Scene) -> None:
+    """Until the board has its identity and nothing else."""
+    offered, scene.federation.on_stream = scene.federation.on_stream, []
+    async with scene.board():
+        await until(lambda: scene.federation.streams == 1)
+    scene.federation.on_stream = offered
+
+
+def test_a_disk_that_is_full_from_the_start_is_waited_for(
+    scene: Scene, caplog: pytest.LogCaptureFixture, small_disk: Path
+) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+    scene.folder = small_disk / "state"
+    with closing(StateFolder(scene.folder)):
+        fill(small_disk / "filler")
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: f"no space is left in {scene.folder}" in caplog.text)
+            (small_disk / "filler").unlink()
+            await until(lambda: bool(scene.federation.receipts))
+
+    scene.play(scenario)
 
 
 def test_images_are_brought_to_the_models_size(scene: Scene) -> None:

@@ -96,7 +96,7 @@ def test_a_board_that_is_away_too_long_gives_its_place_to_another(tmp_path: Path
             await server.until(lambda: 1 in first.receipts)
             assert states(server, run.run_id) == {0: "updated", 1: "selected"}
             server.pass_time(100)
-            assert await asyncio.wait_for(asyncio.gather(*(running, waiting)), PATIENCE) == ["finished"] * 2
+            assert await asyncio.wait_for(asyncio.gather(*[running, waiting]), PATIENCE) == ["finished"] * 2
             assert states(server, run.run_id) == {0: "updated", 1: "cut", 2: "updated"}
             assert "away for more than 100 s" in server.store.round(run.run_id, 1).seats[1].reason
             await close_all([first, spare])
@@ -226,10 +226,75 @@ def test_a_board_that_enrols_again_gets_its_place_again(tmp_path: Path, restarte
             coming = asyncio.create_task(again.run())
             await server.until(lambda: 1 in again.receipts)
             go.set()
-            assert await asyncio.wait_for(asyncio.gather(*(running, coming)), PATIENCE) == ["finished"] * 2
+            assert await asyncio.wait_for(asyncio.gather(*[running, coming]), PATIENCE) == ["finished"] * 2
             assert states(server, run.run_id) == {0: "updated", 1: "cut", 2: "updated"}
             assert states(server, run.run_id, 2) == {0: "updated", 2: "updated"}
             await close_all([stays, again])
+
+    asyncio.run(scenario())
+
+
+def declining(client: StandIn, reason: str) -> None:
+    """The client refuses the work it gets."""
+
+    async def refuse(assignment: pb.Assignment) -> None:
+        request = pb.DeclineRequest(
+            run_id=assignment.run_id, round=assignment.round, phase=assignment.phase, reason=reason
+        )
+        await client.stub.Decline(request, metadata=client.metadata)
+
+    client.work = refuse  # type: ignore[method-assign]
+
+
+def test_a_board_that_cannot_take_part_is_not_chosen_until_it_connects_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(rounds=100_000, away_seconds=1, profile="paper"))
+            able, unable = await server.clients(4, 4)
+            work = unable.work
+            declining(unable, "no space\x1b[2J left")
+            running = [asyncio.create_task(client.run()) for client in (able, unable)]
+            await server.until(lambda: server.store.run(run.run_id).round >= 2)
+            stored = server.store.round(run.run_id, 1)
+            assert [(seat.state, seat.reason) for seat in stored.seats] == [
+                ("updated", ""),
+                ("declined", "no space[2J left"),
+            ]
+            assert stored.metrics["declined"] == 1
+            assert server.store.members(run.run_id)[1].strikes == 0
+            assert states(server, run.run_id, 2) == {0: "updated"}
+            unable.work = work  # type: ignore[method-assign]
+            running.pop().cancel()
+            await unable.close()
+            running.append(asyncio.create_task(unable.run()))
+            await server.until(lambda: bool(unable.receipts))
+            await server.coordinator.abort(run.run_id)
+            assert await asyncio.wait_for(asyncio.gather(*running), PATIENCE) == ["aborted"] * 2
+            await close_all([able, unable])
+
+    asyncio.run(scenario())
+
+
+def test_a_place_that_is_given_up_may_be_had_again(tmp_path: Path) -> None:
+    """Also by a client that does not say which round it means, because it cannot even begin."""
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(rounds=1, clients_per_round=1, profile="paper"))
+            (unable,) = await server.clients(4)
+            work = unable.work
+            unable.work = never  # type: ignore[method-assign]
+            running = asyncio.create_task(unable.run())
+            await opened(server)
+            await unable.stub.Decline(pb.DeclineRequest(reason="too few images"), metadata=unable.metadata)
+            await server.until(lambda: states(server, run.run_id) == {0: "declined"})
+            await server.until(lambda: "no board can take a free place" in server.coordinator.waiting_for)
+            unable.work = work  # type: ignore[method-assign]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await unable.close()
+            assert await run_all([unable]) == ["finished"], "its new stream gets the place again"
+            assert states(server, run.run_id) == {0: "updated"}
 
     asyncio.run(scenario())
 

@@ -98,7 +98,7 @@ class RoundMetrics(_message.Message):
     def __init__(self, round: _Optional[int] = ..., deployed_accuracy: _Optional[_Mapping[str, float]] = ..., mean_deployed_accuracy: _Optional[float] = ..., measured_by: _Optional[str] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., updates: _Optional[int] = ..., rejected: _Optional[int] = ..., cut: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bit_widths: _Optional[bytes] = ..., calibrated_by: _Optional[int] = ..., calibrated_on: _Optional[str] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy")
+    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy", "reason")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class ClientStatus(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     name: str
     client: int
@@ -125,7 +126,8 @@ class ClientStatus(_message.Message):
     version: str
     engine: str
     accuracy: float
-    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ...) -> None: ...
+    reason: str
+    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StartRunRequest(_message.Message):
     __slots__ = ("config", "folder")
@@ -150,3 +152,13 @@ class RunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class SetRunRequest(_message.Message):
+    __slots__ = ("run_id", "settings", "defaults")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    settings: str
+    defaults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., settings: _Optional[str] = ..., defaults: _Optional[_Iterable[str]] = ...) -> None: ...

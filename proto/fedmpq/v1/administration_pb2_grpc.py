@@ -70,6 +70,11 @@ class AdministrationStub(object):
                 request_serializer=fedmpq_dot_v1_dot_administration__pb2.RunRequest.SerializeToString,
                 response_deserializer=fedmpq_dot_v1_dot_administration__pb2.RunStatus.FromString,
                 _registered_method=True)
+        self.SetRun = channel.unary_unary(
+                '/fedmpq.v1.Administration/SetRun',
+                request_serializer=fedmpq_dot_v1_dot_administration__pb2.SetRunRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_administration__pb2.RunStatus.FromString,
+                _registered_method=True)
 
 
 class AdministrationServicer(object):
@@ -125,6 +130,13 @@ class AdministrationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRun(self, request, context):
+        """Changes settings of a run that do not define its results; a finished run with more rounds goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdministrationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +173,11 @@ def add_AdministrationServicer_to_server(servicer, server):
             'AbortRun': grpc.unary_unary_rpc_method_handler(
                     servicer.AbortRun,
                     request_deserializer=fedmpq_dot_v1_dot_administration__pb2.RunRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_administration__pb2.RunStatus.SerializeToString,
+            ),
+            'SetRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRun,
+                    request_deserializer=fedmpq_dot_v1_dot_administration__pb2.SetRunRequest.FromString,
                     response_serializer=fedmpq_dot_v1_dot_administration__pb2.RunStatus.SerializeToString,
             ),
     }
@@ -353,6 +370,33 @@ class Administration(object):
             target,
             '/fedmpq.v1.Administration/AbortRun',
             fedmpq_dot_v1_dot_administration__pb2.RunRequest.SerializeToString,
+            fedmpq_dot_v1_dot_administration__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Administration/SetRun',
+            fedmpq_dot_v1_dot_administration__pb2.SetRunRequest.SerializeToString,
             fedmpq_dot_v1_dot_administration__pb2.RunStatus.FromString,
             options,
             channel_credentials,

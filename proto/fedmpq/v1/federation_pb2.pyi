@@ -235,6 +235,22 @@ class Receipt(_message.Message):
     phase: Phase
     def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., payload: _Optional[bytes] = ..., receipt_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
+class DeclineRequest(_message.Message):
+    __slots__ = ("run_id", "round", "phase", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round: int
+    phase: Phase
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeclineResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetModelRequest(_message.Message):
     __slots__ = ("format",)
     FORMAT_FIELD_NUMBER: _ClassVar[int]

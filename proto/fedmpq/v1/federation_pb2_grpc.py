@@ -60,6 +60,11 @@ class FederationStub(object):
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.UploadRequest.SerializeToString,
                 response_deserializer=fedmpq_dot_v1_dot_federation__pb2.Receipt.FromString,
                 _registered_method=True)
+        self.Decline = channel.unary_unary(
+                '/fedmpq.v1.Federation/Decline',
+                request_serializer=fedmpq_dot_v1_dot_federation__pb2.DeclineRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_federation__pb2.DeclineResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/fedmpq.v1.Federation/GetModel',
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
@@ -107,6 +112,14 @@ class FederationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Decline(self, request, context):
+        """Says that the client cannot take part in a round, and why: its place goes to another. It is chosen again after its
+        next Listen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModel(self, request, context):
         """The client's own model, as a file that an inference runtime loads; the server makes it if it has not yet.
         """
@@ -141,6 +154,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=fedmpq_dot_v1_dot_federation__pb2.UploadRequest.FromString,
                     response_serializer=fedmpq_dot_v1_dot_federation__pb2.Receipt.SerializeToString,
+            ),
+            'Decline': grpc.unary_unary_rpc_method_handler(
+                    servicer.Decline,
+                    request_deserializer=fedmpq_dot_v1_dot_federation__pb2.DeclineRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_federation__pb2.DeclineResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -284,6 +302,33 @@ class Federation(object):
             '/fedmpq.v1.Federation/Upload',
             fedmpq_dot_v1_dot_federation__pb2.UploadRequest.SerializeToString,
             fedmpq_dot_v1_dot_federation__pb2.Receipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Decline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Federation/Decline',
+            fedmpq_dot_v1_dot_federation__pb2.DeclineRequest.SerializeToString,
+            fedmpq_dot_v1_dot_federation__pb2.DeclineResponse.FromString,
             options,
             channel_credentials,
             insecure,
