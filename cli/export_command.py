@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="a simulation's folder or checkpoint, or a server's state folder",
     )
-    parser.add_argument("--run-name", metavar="NAME", help="of a server's run (default: the newest)")
+    parser.add_argument(
+        "--run-name", metavar="NAME", help="of a server's run (default: the newest that has a model)"
+    )
     parser.add_argument("--blobs", metavar="URL", help="where that server keeps payloads, if elsewhere")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--client", metavar="ID", help="the model of this client: its name or number")

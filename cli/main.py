@@ -71,6 +71,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command; bad input is one line on standard error and exit code 2, a full disk 75."""
+    # gRPC reads it when it is first imported; its own lines would stand between those of the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = list(sys.argv[1:] if argv is None else argv)
     wanted = next((word for word in words if not word.startswith("-")), None)
     try:

@@ -99,10 +99,13 @@ def _add_security_arguments(parser: argparse.ArgumentParser) -> None:
         "--client-authority",
         type=Path,
         metavar="PEM",
-        help="clients must show a certificate signed by it (default: the authority init made)",
+        help="clients must show a certificate signed by it (default: the authority init made; with "
+        "certificates of your own there is none)",
     )
     parser.add_argument(
-        "--no-client-certificates", action="store_true", help="TLS without certificates of clients"
+        "--no-client-certificates",
+        action="store_true",
+        help="TLS without certificates of clients: a token and an identity alone let them in",
     )
     parser.add_argument(
         "--insecure", action="store_true", help="no TLS, even where others can reach the server"
@@ -154,7 +157,16 @@ def _tls(arguments: argparse.Namespace, state: StateFolder) -> Any:
     if (arguments.tls_certificate is None) != (arguments.tls_key is None):
         raise CommandError("--tls-certificate and --tls-key go together")
     authority: Path | None = arguments.client_authority
+    if authority is not None and arguments.no_client_certificates:
+        raise CommandError(
+            "--client-authority asks for certificates of clients; not with --no-client-certificates"
+        )
     if arguments.tls_certificate is not None:
+        if authority is None and not arguments.no_client_certificates:
+            raise CommandError(
+                "--tls-certificate and --tls-key need --client-authority PEM, which signed the clients' "
+                "certificates; or say --no-client-certificates to let clients in without one"
+            )
         return TlsSettings(arguments.tls_certificate, arguments.tls_key, authority)
     if authority is None and not arguments.no_client_certificates:
         authority = state.tls / "ca.pem"

@@ -4,18 +4,17 @@ identity.json   who the client is to the server (identity.py)
 graphs/         the graph of the run, under its id
 downloads/      the model of the round, perhaps in part
 outbox/         the update or calibration of the round, until the server's receipt (outbox.py)
-lock            held by the process that uses the folder
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 from fedmpq.edge_client.identity import FILE_NAME
 from fedmpq.edge_client.outbox import Outbox
-from fedmpq.system.durable_files import OWNER_ONLY, flush
+from fedmpq.system.durable_files import flush
+from fedmpq.system.folder_locks import FolderTaken, lock_folder
 from fedmpq.system.private_folders import private_folder
 
 
@@ -28,7 +27,7 @@ class StateFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = private_folder(folder)
-        self._lock = _locked(folder / "lock")
+        self._lock = _locked(folder)
         self.identity = folder / FILE_NAME
         self.graphs = private_folder(folder / "graphs")
         self.downloads = private_folder(folder / "downloads")
@@ -46,14 +45,10 @@ def _renamed(old: Path, new: Path) -> Path:
     return new
 
 
-def _locked(path: Path) -> int:
-    """The descriptor of a locked file; the system unlocks it however the process ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+def _locked(folder: Path) -> int:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        return lock_folder(folder)
+    except FolderTaken:
         raise StateError(
-            f"another client uses the state folder {path.parent}; give this one its own --state DIR"
+            f"another client uses the state folder {folder}; give this one its own --state DIR"
         ) from None
-    return descriptor

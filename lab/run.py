@@ -98,7 +98,8 @@ class Run:
 def load_run(
     path: str | Path, *, name: str | None = None, blobs: str | None = None, method: MakesMethod | None = None
 ) -> Run:
-    """The run in a simulation's folder, or run `name` (by default the newest) in a server's state folder.
+    """The run in a simulation's folder, or run `name` in a server's state folder, by default the newest there
+    that has a model.
 
     `blobs` is where that server keeps payloads, if elsewhere; `method` the class of a run whose method has no
     name to load it by.

@@ -33,6 +33,7 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.module_state import initial_state
 from fedmpq.server.earlier_run import earlier_weights
+from fedmpq.system.folder_locks import FolderTaken, locked_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,19 +123,28 @@ def reopen(folder: Path, rounds: int | None = None) -> Prepared:
 
 
 def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> list[RoundResult]:
-    """All rounds that are left; results go to the folder's log, one JSON object a line."""
+    """All rounds that are left; results go to the folder's log, one JSON object a line.
+
+    The folder is this process's alone meanwhile: two would write their lines into one log.
+    """
     experiment, graph = prepared.experiment, prepared.start.graph
-    if experiment.trains_floats:
-        return _run(float_method(experiment, graph), prepared, folder, workers, listener)
-    method = integer_method(experiment, graph, prepared.own_method)
-    return _run(method, prepared, folder, workers, listener)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked_folder(folder):
+            if experiment.trains_floats:
+                return _run(float_method(experiment, graph), prepared, folder, workers, listener)
+            method = integer_method(experiment, graph, prepared.own_method)
+            return _run(method, prepared, folder, workers, listener)
+    except FolderTaken:
+        raise ExperimentError(
+            f"another simulation works in {folder}; wait until it has ended, or choose another --out"
+        ) from None
 
 
 def _run(
     method: Method[Sent, Returned], prepared: Prepared, folder: Path, workers: int, listener: Listener
 ) -> list[RoundResult]:
     experiment, checkpoint = prepared.experiment, prepared.start
-    folder.mkdir(parents=True, exist_ok=True)
     results = logged_results(folder, checkpoint.model.round)
     save_checkpoint(folder, checkpoint)
     write_log(folder, experiment, results)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -48,8 +47,9 @@ from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Run
 from fedmpq.server.store.sql import open_store
-from fedmpq.system.addresses import is_loopback, join_address, split_address
+from fedmpq.system.addresses import can_listen, is_loopback, join_address, split_address
 from fedmpq.system.durable_files import write_durably
+from fedmpq.system.folder_locks import FolderTaken, locked_folder
 from fedmpq.system.logs import say
 
 log = logging.getLogger("fedmpq.server")
@@ -122,8 +122,14 @@ def run_server(settings: ServerSettings) -> int:
     check_listen(settings)
     os.umask(0o077)
     settings.state.create()
-    with _alone_in(settings.state.path):
-        return asyncio.run(_serve(settings))
+    try:
+        with locked_folder(settings.state.path):
+            _check_port(settings.listen)
+            return asyncio.run(_serve(settings))
+    except FolderTaken:
+        raise ServeError(
+            f"a server runs in {settings.state.path} already; stop it, or name another --state"
+        ) from None
 
 
 def check_listen(settings: ServerSettings) -> None:
@@ -134,20 +140,6 @@ def check_listen(settings: ServerSettings) -> None:
             f"--listen {settings.listen} reaches beyond this machine, and there is no TLS; make certificates "
             "(fedmpq server init), or say --insecure"
         )
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """One server to a folder. The lock is on the folder itself and ends with the process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServeError(f"a server runs in {folder} already; stop it, or name another --state") from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class RunQueue:
@@ -216,10 +208,10 @@ async def _serve(settings: ServerSettings) -> int:
             Uploads(settings.state.uploads),
         )
         queue = RunQueue(store, blobs, connections.changed.ring)
-        runs = [await queue.add(config) for config in settings.runs]
-        conducting = asyncio.ensure_future(coordinator.conduct(settings.exit_when_done))
         if settings.metrics_port is not None:
             stack.callback(_serve_metrics(coordinator, settings.metrics_port))
+        runs = [await queue.add(config) for config in settings.runs]
+        conducting = asyncio.ensure_future(coordinator.conduct(settings.exit_when_done))
         administration = await stack.enter_async_context(_administration(settings, coordinator, queue.add))
         federation = await stack.enter_async_context(_federation(settings, coordinator))
         await _until(stopped, conducting)
@@ -338,8 +330,21 @@ def _bind(server: grpc.aio.Server, settings: ServerSettings) -> str:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise ServeError(f"cannot listen on {settings.listen}; is another server there, or is it not ours?")
+        raise ServeError(_no_port(settings.listen))
     return join_address(host, port)
+
+
+def _check_port(listen: str) -> None:
+    """Before anything is queued or swept: a start that cannot serve must leave everything as it was.
+
+    gRPC itself binds later, when boards can be answered.
+    """
+    if not can_listen(*split_address(listen, lowest_port=0)):
+        raise ServeError(_no_port(listen))
+
+
+def _no_port(listen: str) -> str:
+    return f"cannot listen on {listen}; is another server there, or is it not ours?"
 
 
 def _announce(settings: ServerSettings, address: str) -> None:

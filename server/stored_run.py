@@ -42,7 +42,10 @@ class StoredRun:
 
 
 def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | None = None) -> StoredRun:
-    """The run of that name or id in the folder; without a name the newest. `blobs` if not in the folder."""
+    """The run of that name or id in the folder; without a name the newest that has a model to show.
+
+    `blobs` says where they are if not in the folder.
+    """
     state.require()
     store = open_store(state.database_url())
     try:
@@ -58,6 +61,8 @@ def _find(store: Store, path: Path, name: str | None) -> Run:
         runs = [run for run in runs if name in (run.name, run.run_id)]
     if not runs:
         raise StoredRunError(f"{path} holds no run{'' if name is None else f' {name!r}'}; see `fedmpq runs`")
+    if name is None:
+        return next((run for run in runs if run.ready), runs[0])
     return runs[0]
 
 

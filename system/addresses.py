@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from errno import EADDRINUSE, EINVAL
 from ipaddress import ip_address
+from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, gaierror, getaddrinfo, socket
+from typing import Any
 
 HIGHEST_PORT = 65535
 
@@ -37,3 +40,25 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def can_listen(host: str, port: int) -> bool:
+    """Whether a server could listen there now: no address of the host is taken, and one of them is ours."""
+    try:
+        found = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
+    except gaierror:
+        return False
+    errors = [_error_of_binding(family, address) for family, *_, address in found]
+    return EADDRINUSE not in errors and None in errors
+
+
+def _error_of_binding(family: int, address: Any) -> int | None:
+    """The number of the error that binding to the address gives; None if it can be had."""
+    try:
+        with socket(family, SOCK_STREAM) as probe:
+            # As servers do it: connections of an earlier process that linger do not count.
+            probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.errno or EINVAL
+    return None

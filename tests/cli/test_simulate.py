@@ -568,6 +568,10 @@ def test_killed_then_interrupted_then_resumed_is_as_if_nothing_had_been(
 
     runs.append(Run(tmp_path / "scratch", "--resume", "run", "--workers", "2"))
     runs[1].wait_for_round()
+    refused = subprocess.run([SCRIPT, "simulate", "--resume", "run"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "another simulation works in run; wait until it has ended" in refused.stderr
     # As a terminal does on Ctrl-C: to the command and all its workers.
     os.killpg(runs[1].process.pid, signal.SIGINT)
     code, out, err = runs[1].end()

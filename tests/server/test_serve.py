@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -133,6 +134,23 @@ def test_one_server_to_a_folder_and_to_a_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_port_that_is_taken_is_one_line_and_queues_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(RUN)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for words in (("--listen", f"127.0.0.1:{port}"), ("--metrics-port", str(port))):
+            code, output = run_to_end(tmp_path, str(config), "--listen", "127.0.0.1:0", *words)
+            assert code == 2
+            assert len(output.strip().splitlines()) == 1, output
+            assert str(port) in output
+    listed = subprocess.run(
+        [*FEDMPQ, "runs", "--state", str(tmp_path / "state")], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert "no run yet" in listed.stdout
+
+
+@pytest.mark.slow
 def test_a_run_is_made_once_and_gone_on_with(tmp_path: Path) -> None:
     config = tmp_path / "first.toml"
     config.write_text(RUN)
@@ -183,6 +201,8 @@ def test_a_bad_run_is_one_line(tmp_path: Path, text: str, message: str) -> None:
         (("--tls-certificate", "x.pem"), "go together"),
         (("--insecure", "--client-authority", "x.pem"), "--insecure means no TLS"),
         (("--client-authority", "x.pem"), "needs --tls-certificate"),
+        (("--tls-certificate", "x.pem", "--tls-key", "x.key"), "or say --no-client-certificates"),
+        (("--client-authority", "x.pem", "--no-client-certificates"), "not with --no-client-certificates"),
         (("--max-clients", "0"), "too small"),
         (("--listn", "x"), "did you mean '--listen'"),
         (("--database", "nonsense"), "no database URL"),

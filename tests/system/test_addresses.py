@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from fedmpq.system.addresses import AddressError, is_loopback, join_address, split_address
+from fedmpq.system.addresses import AddressError, can_listen, is_loopback, join_address, split_address
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,14 @@ def test_this_machine(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "fe80::1", "localhost.example.com", ""])
 def test_other_machines(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_whether_a_port_can_be_had() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert not can_listen("127.0.0.1", port)
+        assert not can_listen("localhost", port)
+        assert can_listen("127.0.0.1", 0)
+    assert can_listen("127.0.0.1", port)
+    assert not can_listen("192.0.2.1", 0), "an address of documents, and of no machine"
+    assert not can_listen("no-such-host.invalid", 0)
