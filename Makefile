@@ -32,12 +32,15 @@ lint: .venv/installed build/typed ## ruff and mypy
 	@MYPYPATH=build/typed $(BIN)/mypy -p fedmpq -p bench -p tests -p tools -m setup
 
 # Python itself is not instrumented, so the sanitizer's runtime goes in first; Python frees little at its end, by design.
-sanitize: .venv/installed ## the kernels' tests with the address and undefined-behaviour sanitizers
+# Random graphs go through the engines for half a minute; `make sanitize FUZZ_SECONDS=3600` for an hour.
+FUZZ_SECONDS ?= 30
+sanitize: .venv/installed ## the kernels' tests and random graphs with the address and undefined-behaviour sanitizers
 	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -S kernels -B build/sanitized \
 		-DFEDMPQ_SANITIZE=ON -DFEDMPQ_OUTPUT_DIRECTORY=$(CURDIR)/build/sanitized >/dev/null
 	@$(BIN)/cmake --build build/sanitized >/dev/null
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		FEDMPQ_KERNELS=$(CURDIR)/build/sanitized/libfedmpq_kernels.so $(BIN)/pytest -n 2 -q tests/kernels
+		FEDMPQ_KERNELS=$(CURDIR)/build/sanitized/libfedmpq_kernels.so FEDMPQ_FUZZ_SECONDS=$(FUZZ_SECONDS) \
+		$(BIN)/pytest -n 2 -q tests/kernels tests/training/test_random_graphs.py
 
 bench: .venv/installed ## the engine against torch, rounds against Flower; writes docs/performance.md
 	@$(BIN)/python -m bench.performance

@@ -55,7 +55,7 @@ def conv_backward_sums(
 def keep(acc: Memory, images: int, count: int, threads: int, kept: Memory) -> Call:
     """Accumulators as 16-bit numbers. Gives 1, or 0 if some are too large for that."""
     total = images * count
-    return Call("fedmpq_keep", Elements(acc, total), images, count, threads, Elements(kept, total))
+    return CheckedCall("fedmpq_keep", Elements(acc, total), images, count, threads, Elements(kept, total))
 
 
 def kept_backward_sums(
@@ -142,7 +142,7 @@ def backward_error(
 ) -> Call:
     """Turn errors of the output into those of the accumulators, maybe in place; the greatest by image."""
     total, channels = extent.images * extent.pixels * extent.channels, extent.channels
-    return Call(
+    return CheckedCall(
         "fedmpq_backward_error",
         Elements(acc, total),
         Elements(error, total),
@@ -170,7 +170,7 @@ def quantize_error(
     step: c_uint32 | None = None,
 ) -> Call:
     """`step` is read when the call is made, in place of the counter's."""
-    return Call(
+    return CheckedCall(
         "fedmpq_quantize_error",
         Elements(error, images * count),
         images,
@@ -233,7 +233,7 @@ def pass_error(states: Memory, images: int, count: int, threads: int, error: Mem
 
 
 def add_errors(other: Memory, count: int, error: Memory) -> Call:
-    return Call("fedmpq_add_errors", Elements(other, count), count, Elements(error, count))
+    return CheckedCall("fedmpq_add_errors", Elements(other, count), count, Elements(error, count))
 
 
 def max_pool(pool: Conv, codes: StoredCodes, threads: int, out: Memory) -> Call:
@@ -288,8 +288,8 @@ def softmax_loss(
     gradient: Memory,
     loss: Memory,
 ) -> Call:
-    """Labels must lie within the classes. Gives the number of right answers."""
-    return Call(
+    """Labels that do not lie within the classes are refused. Gives the number of right answers."""
+    return CheckedCall(
         "fedmpq_softmax_loss",
         Elements(acc, samples * classes),
         samples,
@@ -304,7 +304,7 @@ def softmax_loss(
 
 def halve_errors(real: Memory, rows: int, channels: int, gain: Memory, error: Memory) -> Call:
     """Errors `real * gain` as bfloat16. Gives the greatest magnitude."""
-    return Call(
+    return CheckedCall(
         "fedmpq_halve_errors",
         Elements(real, rows * channels),
         rows,
@@ -315,6 +315,6 @@ def halve_errors(real: Memory, rows: int, channels: int, gain: Memory, error: Me
 
 
 def update_codes(update: CodeUpdate, gradient: Memory, codes: Memory) -> Call:
-    """Gives 0, or another number if the gradient, or its sum with the momentum, is not finite."""
+    """Raises FloatingPointError if the gradient, or its sum with the momentum, is not finite."""
     count = update.count
-    return Call("fedmpq_update_codes", update, Elements(gradient, count), Elements(codes, count))
+    return CheckedCall("fedmpq_update_codes", update, Elements(gradient, count), Elements(codes, count))

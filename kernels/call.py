@@ -31,15 +31,26 @@ Given = Elements | CStruct | Number | c_uint32 | None
 """What an argument may be given as; None is the null pointer."""
 
 
+class KernelError(ValueError):
+    """Arguments that a kernel refuses; the message names the kernel, what it was given and the fix."""
+
+
+_REFUSED = {
+    -2: "sums of so many products might not fit 32 bits: use smaller images, kernels or fewer channels",
+    -4: "a size, shape, code or label is outside what it takes (fedmpq/training.h states the limits)",
+}
+
+
 class Call:
     """The function `name` of the library and its arguments, in the order of the C declaration.
 
     To call it gives what the function returns.
     """
 
-    __slots__ = ("_kept", "_run", "buffers")
+    __slots__ = ("_given", "_kept", "_run", "buffers", "name")
 
     def __init__(self, name: str, *given: Given) -> None:
+        self.name, self._given = name, given
         pairs = list(zip(PROTOTYPES[name].arguments, given, strict=True))
         self._run = partial(getattr(library, name), *(_passed(name, *pair) for pair in pairs))
         memory = tuple(memory for each in given for memory in _memory(each))
@@ -51,20 +62,36 @@ class Call:
 
 
 class CheckedCall(Call):
-    """A call of a function that returns 0 or else why it could not run; that is raised."""
+    """A call of a function that returns a number, or, below 0, why it could not run; that is raised."""
 
     __slots__ = ()
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         status = self._run()
+        if status < 0:
+            raise self._refusal(int(status))
+        return status
+
+    def _refusal(self, status: int) -> Exception:
         if status == -1:
-            raise MemoryError(
-                "not enough memory for the scratch buffers of a training kernel; use a smaller batch"
+            return MemoryError(
+                f"not enough memory for the scratch buffers of {self.name}; use a smaller batch"
             )
-        if status != 0:
-            raise ValueError(
-                "an image is too large for the training kernels' 32-bit sums; use smaller images"
-            )
+        if status == -3:
+            return FloatingPointError(f"{self.name} met a number that is not finite")
+        reason = _REFUSED.get(status, f"status {status}")
+        shown = ", ".join(_shown(each) for each in self._given)
+        return KernelError(f"{self.name}({shown}) refuses its arguments: {reason}")
+
+
+def _shown(given: Given) -> str:
+    """An argument in an error message: numbers as they are, of memory its length."""
+    if isinstance(given, Elements):
+        return f"{given.count} elements"
+    if isinstance(given, CStruct):
+        numbers = (field[0] for field in given._fields_ if field[0] not in given.elements)
+        return f"{{{', '.join(f'{name}={getattr(given, name)}' for name in numbers)}}}"
+    return str(given.value if isinstance(given, c_float | c_uint32) else given)
 
 
 def _passed(name: str, argument: Argument, given: Given) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.call import Call, Elements
+from fedmpq.kernels.call import CheckedCall, Elements
 
 MAX_LAYER = 2**28 - 1
 MAX_PURPOSE = 15
@@ -28,7 +28,7 @@ def philox_block(counter: Sequence[int], key: Sequence[int]) -> NDArray[np.uint3
     key_words = np.array([_word("key", k) for k in key], np.uint32)
     out = np.empty(4, np.uint32)
     words = Elements(counter_words, 4), Elements(key_words, 2), Elements(out, 4)
-    Call("fedmpq_philox4x32", *words)()
+    CheckedCall("fedmpq_philox4x32", *words)()
     return out
 
 
@@ -47,7 +47,7 @@ def philox_uniform(
     counter = (_word("step", step), _word("round", round), stream)
     key = (_word("seed", seed), _word("client", client))
     out = np.empty(n, np.float32)
-    Call("fedmpq_philox_uniform", n, *counter, *key, Elements(out, n))()
+    CheckedCall("fedmpq_philox_uniform", n, *counter, *key, Elements(out, n))()
     return out
 
 

@@ -11,7 +11,7 @@ import operator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.call import Call, Elements
+from fedmpq.kernels.call import Call, CheckedCall, Elements
 
 MAX_BITS = 8
 
@@ -47,7 +47,7 @@ def popcount_planes(planes: NDArray[np.uint8]) -> NDArray[np.int64]:
     counts = np.empty(planes.shape[0], np.int64)
     bits, plane_bytes = planes.shape
     source = Elements(planes, planes.size)
-    Call("fedmpq_popcount_planes", source, plane_bytes, bits, Elements(counts, bits))()
+    CheckedCall("fedmpq_popcount_planes", source, plane_bytes, bits, Elements(counts, bits))()
     return counts
 
 

@@ -116,7 +116,7 @@ PROTOTYPES = {
         Argument("m", c_int64),
         Argument("bits", c_int32),
         Argument("codes", c_void_p, "uint8"),)),
-    "fedmpq_popcount_planes": Prototype(None, (
+    "fedmpq_popcount_planes": Prototype(c_int32, (
         Argument("planes", c_void_p, "uint8"),
         Argument("plane_bytes", c_int64),
         Argument("bits", c_int32),
@@ -126,11 +126,11 @@ PROTOTYPES = {
         Argument("m", c_int64),
         Argument("bits", c_int32),
         Argument("counts", c_void_p, "int64"),)),
-    "fedmpq_philox4x32": Prototype(None, (
+    "fedmpq_philox4x32": Prototype(c_int32, (
         Argument("counter", c_void_p, "uint32"),
         Argument("key", c_void_p, "uint32"),
         Argument("out", c_void_p, "uint32"),)),
-    "fedmpq_philox_uniform": Prototype(None, (
+    "fedmpq_philox_uniform": Prototype(c_int32, (
         Argument("n", c_int64),
         Argument("c1", c_uint32),
         Argument("c2", c_uint32),
@@ -194,7 +194,7 @@ PROTOTYPES = {
         Argument("pairs", c_int32),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint8"),)),
-    "fedmpq_backward_error": Prototype(None, (
+    "fedmpq_backward_error": Prototype(c_int32, (
         Argument("acc", c_void_p, "int32"),
         Argument("error", c_void_p, "uint16"),
         Argument("extent", FedmpqExtent),
@@ -206,7 +206,7 @@ PROTOTYPES = {
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),
         Argument("greatest", c_void_p, "float32"),)),
-    "fedmpq_quantize_error": Prototype(None, (
+    "fedmpq_quantize_error": Prototype(c_int32, (
         Argument("error", c_void_p, "uint16"),
         Argument("images", c_int32),
         Argument("count", c_int64),
@@ -239,7 +239,7 @@ PROTOTYPES = {
         Argument("threads", c_int32),
         Argument("error", c_void_p, "uint16"),
         Argument("clipped", c_void_p, "float64"),)),
-    "fedmpq_add_errors": Prototype(None, (
+    "fedmpq_add_errors": Prototype(c_int32, (
         Argument("other", c_void_p, "uint16"),
         Argument("count", c_int64),
         Argument("error", c_void_p, "uint16"),)),

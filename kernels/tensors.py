@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from fedmpq.kernels.memory import Memory
 from fedmpq.kernels.prototypes import FedmpqCodes, FedmpqConv, FedmpqNormalize, FedmpqRescale, FedmpqUpdate
 
-MAX_TAPS = 1024
 MAX_THREADS = 64
 MOMENTUM_BLOCK = 128
 

@@ -46,8 +46,10 @@ class Learner:
         if self._frozen:
             return
         self._layer.update.step_number = self._step.value
-        if self.update() != 0:
-            raise NotFinite(f"the gradient of layer {self._name!r} is not finite")
+        try:
+            self.update()
+        except FloatingPointError:
+            raise NotFinite(f"the gradient of layer {self._name!r} is not finite") from None
 
 
 class _Products(Protocol):

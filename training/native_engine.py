@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedmpq.exchange.change import Fractions
 from fedmpq.exchange.messages import TrainingPlan
+from fedmpq.kernels.call import KernelError
 from fedmpq.kernels.tensors import MAX_THREADS
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_program import check_state
@@ -89,7 +90,7 @@ class NativeEngine:
         return self._side.tensors()
 
     def _check_batch(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-        """Refuse a batch of other types, shapes or labels than the kernels, which check nothing, can take."""
+        """Refuse a batch of other types, shapes or labels than the model's, in the model's words."""
         channels, height, width = self._graph.input.shape
         expected, classes = (height, width, channels), self._graph.shapes[self._graph.output][0]
         if images.dtype != np.uint8 or images.shape[1:] != expected or not len(images):
@@ -119,6 +120,8 @@ class NativeEngine:
             raise TrainingError(
                 f"{error} in training step {self._step_number}; lower the learning rate (now {rate})"
             ) from None
+        except KernelError as error:
+            raise TrainingError(f"the native engine cannot train {self._graph.name!r}: {error}") from None
         self._step_number += 1
         return result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedmpq.kernels.tensors import MAX_TAPS
 from fedmpq.model.graph import (
     INPUT,
     Add,
@@ -29,8 +28,8 @@ from fedmpq.model.graph import (
 from fedmpq.model.never import assert_never
 from fedmpq.model.quantizers import check_quantizers
 
-# What the kernels count in int32: bytes of a padded image, with a bit to spare for its offsets, and a sum of
-# errors (at most 127) times codes over an image.
+# What the kernels count in int32: bytes of a padded image, with a bit to spare for its offsets, and sums of
+# products of codes, weights (at most 127) and errors (at most 128).
 _MAX_COPY = 2**30
 _MAX_SUM = 2**31 - 1
 
@@ -146,6 +145,7 @@ def _unit_of(graph: Graph, node: Node) -> Unit | None:
     if isinstance(op, Add):
         return SumUnit(node.inputs, _the_quantizer(graph, node))
     if isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
+        _check_pool(graph, node, op)
         return PoolUnit(node, op)
     if isinstance(op, Flatten):
         return FlattenUnit(node)
@@ -167,15 +167,11 @@ def _product(graph: Graph, node: Node, op: Conv2d | Linear) -> ProductUnit:
 
 
 def _check_size(graph: Graph, node: Node, op: Conv2d) -> None:
-    """Refuse what the kernels' tables and counters cannot hold."""
-    if math.prod(op.kernel) > MAX_TAPS:
-        raise GraphError(
-            f"node {node.name!r} has a kernel of {op.kernel}; the native engine takes {MAX_TAPS} taps"
-        )
+    """Refuse what the kernels' counters cannot hold."""
     _, height, width = graph.shapes[node.inputs[0]]
     spans = (d * (k - 1) for d, k in zip(op.dilation, op.kernel, strict=True))
     rows, columns = (
-        size + 2 * p + span + 4 * s
+        size + 2 * p + span + 4 * min(s, size + 2 * p)
         for size, p, span, s in zip((height, width), op.padding, spans, op.stride, strict=True)
     )
     if rows * columns * (max(op.in_channels, op.out_channels) + 3) > _MAX_COPY:
@@ -183,11 +179,38 @@ def _check_size(graph: Graph, node: Node, op: Conv2d) -> None:
             f"node {node.name!r} pads {height} x {width} pixels to about {rows} x {columns}, too many for the"
             " native engine: use less padding, dilation or stride, or smaller images"
         )
+    met = _outputs_met(op)
+    if met > (most := _MAX_SUM // (127 * 128)):
+        raise GraphError(
+            f"node {node.name!r} has {met} products of errors for each pixel; the native engine adds up at"
+            f" most {most}: use fewer output channels, a smaller kernel, or the torch engine"
+        )
     pixels = math.prod(graph.shapes[node.name][1:])
-    greatest = _MAX_SUM // (127 * _greatest_byte(graph, node.inputs[0]))
+    greatest = _MAX_SUM // (128 * _greatest_byte(graph, node.inputs[0]))
     if pixels > greatest:
         raise GraphError(
             f"node {node.name!r} has {pixels} output pixels; the native engine adds up at most {greatest}:"
+            " use smaller images, or the torch engine"
+        )
+
+
+def _outputs_met(op: Conv2d) -> int:
+    """How many products of errors and weights are the error of one input pixel, at most.
+
+    With a stride a pixel meets a part of the kernel's taps, unless there is dilation too.
+    """
+    taps = (-(-k // s) if d == 1 else k for k, s, d in zip(op.kernel, op.stride, op.dilation, strict=True))
+    return math.prod(taps) * (op.out_channels // op.groups)
+
+
+def _check_pool(graph: Graph, node: Node, op: MaxPool | AvgPool | GlobalAvgPool) -> None:
+    """Refuse a mean of more codes than an int32 sum holds."""
+    _, *size = graph.shapes[node.inputs[0]]
+    kernel = size if isinstance(op, GlobalAvgPool) else op.kernel
+    covered = math.prod(min(k, n) for k, n in zip(kernel, size, strict=True))
+    if not isinstance(op, MaxPool) and covered > (most := _MAX_SUM // 255):
+        raise GraphError(
+            f"node {node.name!r} averages {covered} pixels; the native engine adds up at most {most}:"
             " use smaller images, or the torch engine"
         )
 

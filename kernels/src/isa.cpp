@@ -69,6 +69,7 @@ const char* fedmpq_isa(void) {
 }
 
 int32_t fedmpq_force_isa(const char* name) {
+  if (name == nullptr) return -1;
   for (const auto& candidate : fedmpq::best_first) {
     if (std::strcmp(candidate.name, name) != 0) continue;
     if (!fedmpq::supported(candidate.isa)) return -1;

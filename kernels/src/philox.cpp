@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bounds.h"
 #include "fedmpq/kernels.h"
 
 namespace fedmpq {
@@ -91,10 +92,14 @@ void philox_words(const PhiloxStream& stream, uint32_t first, int64_t blocks, ui
 
 }  // namespace fedmpq
 
-void fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+int32_t fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+  if (!fedmpq::given(counter, key, out)) return fedmpq::not_valid;
   fedmpq::write(fedmpq::philox(counter[0], {counter[1], counter[2], counter[3], key[0], key[1]}), out);
+  return 0;
 }
 
-void fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, float* out) {
+int32_t fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, float* out) {
+  if (n < 0 || n > int64_t{1} << 34 || !fedmpq::given(out)) return fedmpq::not_valid;
   fedmpq::philox_uniform({c1, c2, c3, k0, k1}, 0, n, out);
+  return 0;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bounds.h"
 #include "fedmpq/kernels.h"
 
 namespace fedmpq {
@@ -25,6 +26,8 @@ const PlaneKernels& active() {
   }
 }
 
+bool is_codes(int64_t m, int32_t bits) { return m >= 0 && bits >= 1 && bits <= 8; }
+
 int64_t first_too_large(const uint8_t* codes, int64_t m, int bits) {
   const uint8_t* found = std::find_if(codes, codes + m, [bits](uint8_t code) { return code >> bits != 0; });
   return found == codes + m ? -1 : found - codes;
@@ -34,13 +37,18 @@ int64_t first_too_large(const uint8_t* codes, int64_t m, int bits) {
 }  // namespace fedmpq
 
 using fedmpq::active;
+using fedmpq::given;
+using fedmpq::is_codes;
+using fedmpq::not_valid;
 
 int64_t fedmpq_pack_planes(const uint8_t* codes, int64_t m, int32_t bits, uint8_t* planes) {
+  if (!is_codes(m, bits) || !given(codes, planes)) return not_valid;
   const uint8_t seen = active().pack[bits - 1](codes, m, planes, (m + 7) / 8);
   return seen >> bits == 0 ? -1 : fedmpq::first_too_large(codes, m, bits);
 }
 
 int32_t fedmpq_unpack_planes(const uint8_t* planes, int64_t m, int32_t bits, uint8_t* codes) {
+  if (!is_codes(m, bits) || !given(planes, codes)) return not_valid;
   const int64_t plane_bytes = (m + 7) / 8;
   if (m % 8 != 0)
     for (int32_t i = 0; i < bits; ++i)
@@ -49,14 +57,17 @@ int32_t fedmpq_unpack_planes(const uint8_t* planes, int64_t m, int32_t bits, uin
   return -1;
 }
 
-void fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_bytes, int32_t bits, int64_t* counts) {
+int32_t fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_bytes, int32_t bits, int64_t* counts) {
+  if (!is_codes(plane_bytes, bits) || !given(planes, counts)) return not_valid;
   for (int32_t i = 0; i < bits; ++i) counts[i] = active().popcount(planes + i * plane_bytes, plane_bytes);
+  return 0;
 }
 
 // Below the top bit, the magnitude is the code's bits where the top bit is set and their complement where it is not:
 // bit i of k is 1 exactly where bit i of the code equals its top bit. Codes are packed in tiles that stay in the first
 // cache.
 int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int32_t bits, int64_t* counts) {
+  if (!is_codes(m, bits) || !given(codes, counts)) return not_valid;
   constexpr int64_t tile_codes = 4096;
   constexpr int64_t tile_bytes = tile_codes / 8;
   uint8_t planes[8 * tile_bytes];

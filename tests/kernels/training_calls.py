@@ -239,4 +239,8 @@ def update_codes(
         counter=counter,
     )
     update.pull_by(pull)
-    return bool(bound.update_codes(update, gradient, codes)() == 0)
+    try:
+        bound.update_codes(update, gradient, codes)()
+    except FloatingPointError:
+        return False
+    return True

@@ -2,6 +2,15 @@
 // training.h allocate scratch buffers and free them before they return). Every function may be called from many threads at
 // once on distinct outputs, but for fedmpq_force_isa and fedmpq_force_bit_serial, which are for tests and start-up.
 //
+// Every function checks what it relies on, in every build, and touches nothing before. What it cannot check is how much
+// memory a pointer points to. A negative status says why it did nothing, or could not finish:
+//   -1  not enough memory for scratch buffers
+//   -2  sums of so many products might not fit 32 bits
+//   -3  numbers that are not finite
+//   -4  an argument that cannot be: a null pointer, a size, count or code outside its range, shapes that do not fit one
+//       another or that 32-bit offsets cannot reach
+// A function that returns an index counts from 0 and has -1 for "none"; it returns -4 as all do.
+//
 // Stored format, "planes": the m codes of a layer, each in [0, 2^bits - 1] with bits in 1..8, are kept as `bits`
 // bit-planes of ceil(m/8) bytes, one after the other. Plane i holds bit i of every code; the bit of weight j is bit
 // j % 8 (least significant first) of byte j / 8. The padding bits of a plane's last byte are 0.
@@ -36,7 +45,7 @@ FEDMPQ_API int64_t fedmpq_pack_planes(const uint8_t* codes, int64_t m, int32_t b
 FEDMPQ_API int32_t fedmpq_unpack_planes(const uint8_t* planes, int64_t m, int32_t bits, uint8_t* codes);
 
 // counts[i] = number of set bits of plane i, planes being bits * plane_bytes bytes.
-FEDMPQ_API void fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_bytes, int32_t bits, int64_t* counts);
+FEDMPQ_API int32_t fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_bytes, int32_t bits, int64_t* counts);
 
 // counts[i] = number of codes whose magnitude k has bit i set, i in 0..bits-2, where with h = 2^(bits-1)
 //   k = c - h  if c >= h,  else  h - 1 - c.
@@ -44,12 +53,12 @@ FEDMPQ_API void fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_byte
 FEDMPQ_API int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int32_t bits, int64_t* counts);
 
 // One block of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
-FEDMPQ_API void fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+FEDMPQ_API int32_t fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
 // out[n], uniform in [0, 1): block j = Philox4x32-10(counter = (j, c1, c2, c3), key = (k0, k1)) gives numbers 4j..4j+3,
 // each u = (x >> 8) * 2^-24. n is at most 2^34, the length of the counter's first word.
-FEDMPQ_API void fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1,
-                                      float* out);
+FEDMPQ_API int32_t fedmpq_philox_uniform(int64_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1,
+                                         float* out);
 
 #ifdef __cplusplus
 }

@@ -6,8 +6,8 @@
 // for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column). Weights and int8
 // errors lie within ±127.
 //
-// Functions that return int32_t return 0, or -1 when there is not enough memory for their scratch buffers, unless they say
-// otherwise. `threads` share the images; the result does not depend on their number, nor on the instruction set.
+// Functions return 0 or a status that kernels.h lists, unless they say otherwise. `threads` share the images; fewer do where
+// there are no more. The result does not depend on their number, nor on the instruction set. A batch may be empty.
 //
 // kernels/prototypes.py is generated from this file and kernels.h (`python -m tools.c_interface`).
 #ifndef FEDMPQ_TRAINING_H
@@ -20,7 +20,8 @@ extern "C" {
 #endif
 
 // A convolution, or a pool (channels == out_channels, dilation and groups 1). A linear layer is a convolution whose images,
-// kernel and outputs are one pixel each. At most 1024 taps.
+// kernel and outputs are one pixel each. No side is above 65536, no image, output or weight above 2^28 elements, no padded
+// image above 2^30 bytes.
 typedef struct {
   int32_t images, height, width, channels;
   int32_t out_height, out_width, out_channels;
@@ -68,8 +69,8 @@ FEDMPQ_API int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const Fedmp
                                              const FedmpqNormalize* normalize, int32_t threads, int32_t* acc,
                                              double* sums);
 
-// Accumulators as 16-bit numbers for the backward pass. Returns 1, or 0 if some are too large for that: what is in `kept`
-// then means nothing.
+// Accumulators as 16-bit numbers for the backward pass. Returns 1, 0 if some are too large for that: what is in `kept`
+// then means nothing, or a status.
 FEDMPQ_API int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept);
 
 // The same as fedmpq_conv_backward_sums from accumulators that were kept, in place of products.
@@ -81,7 +82,7 @@ FEDMPQ_API int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqEx
 FEDMPQ_API int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights,
                                               float scale, int32_t add, int32_t threads, uint16_t* out);
 
-// gradient[o] = scale[o] * sum of error * code. Returns -2 for an image too large for the sums of one.
+// gradient[o] = scale[o] * sum of error * code
 FEDMPQ_API int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* errors,
                                                 const float* scale, int32_t threads, float* gradient);
 
@@ -91,16 +92,17 @@ FEDMPQ_API int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* ext
 
 // With g as above: out = gain * (g - mean_g - (acc * norm + bias) * mean_gx), which may be where error is;
 // greatest[image] = the greatest magnitude
-FEDMPQ_API void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const FedmpqExtent* extent,
-                                      const FedmpqRescale* rescale, const FedmpqNormalize* normalize, const float* gain,
-                                      const float* mean_g, const float* mean_gx, int32_t threads, uint16_t* out,
-                                      float* greatest);
+FEDMPQ_API int32_t fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const FedmpqExtent* extent,
+                                         const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
+                                         const float* gain, const float* mean_g, const float* mean_gx, int32_t threads,
+                                         uint16_t* out, float* greatest);
 
 // floor(clamp(error * inverse + u, -127, 127.5) + 128) - 128 in float32 (the shift may round away what is under 2^-17 below
 // a whole number), u = (random byte + 1/2)/256. The bytes of image i are those of blocks
-// i * ceil(count/16) and on of Philox4x32-10 with counter (block, c1, c2, c3) and key (k0, k1), least byte first.
-FEDMPQ_API void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1,
-                                      uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);
+// i * ceil(count/16) and on of Philox4x32-10 with counter (block, c1, c2, c3) and key (k0, k1), least byte first; there are
+// 2^32 blocks.
+FEDMPQ_API int32_t fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1,
+                                         uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);
 
 // code = clamp(rint((left * left_scale + right * right_scale) / step), low, high) and, in two bits each, where it fell:
 // 0 inside, 1 above, 2 below. Element i of an image's n has bits 2 * (i / q) and up of byte i % q, q = ceil(n/4).
@@ -113,7 +115,7 @@ FEDMPQ_API int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int6
                                      double* clipped);
 
 // error <- error + other
-FEDMPQ_API void fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error);
+FEDMPQ_API int32_t fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error);
 
 // The greatest code under each window, stored as the codes are.
 FEDMPQ_API int32_t fedmpq_max_pool(const FedmpqConv* pool, const FedmpqCodes* codes, int32_t threads, uint8_t* out);
@@ -128,11 +130,12 @@ FEDMPQ_API int32_t fedmpq_average_pool(const FedmpqConv* pool, const FedmpqCodes
 FEDMPQ_API int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* error, int32_t threads,
                                                 uint16_t* out);
 
-// Logits acc * scale + bias: gradient = (softmax - one hot)/samples, *loss = mean cross-entropy. Returns how many are right.
+// Logits acc * scale + bias: gradient = (softmax - one hot)/samples, *loss = mean cross-entropy, of at least one sample.
+// Returns how many are right, or a status.
 FEDMPQ_API int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale,
                                        const float* bias, const int64_t* labels, float* gradient, double* loss);
 
-// error = real * gain; returns the greatest magnitude
+// error = real * gain; returns the greatest magnitude, or a status
 FEDMPQ_API float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error);
 
 // One update of a layer's codes (training/update.py states the formulas). `rate` and `step` have one element per output
@@ -151,7 +154,7 @@ typedef struct {
   uint32_t step_number, round, layer, seed, client;
 } FedmpqUpdate;
 
-// Returns 0, or -3 if the gradient holds NaN or infinity (the codes are then untouched) or its sum with the momentum is
+// Returns 0, a status, or -3 if the gradient holds NaN or infinity (the codes are then untouched) or its sum with the momentum is
 // infinite (they then hold no meaning).
 FEDMPQ_API int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, uint8_t* codes);
 

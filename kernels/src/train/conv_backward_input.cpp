@@ -40,11 +40,13 @@ Layout backward_layout(const FedmpqConv& c, const Phase& rows, const Phase& colu
   return layout;
 }
 
-// The weights of a phase's taps: as tiles read them, or tap by tap for a depthwise product.
-void pack_backward(const FedmpqConv& c, const Product& product, int depth, const Phase& rows, const Phase& columns,
+// The weights of a phase's taps: as tiles read them, or tap by tap for a depthwise product. Whether there was memory.
+bool pack_backward(const FedmpqConv& c, const Product& product, int depth, const Phase& rows, const Phase& columns,
                    const int8_t* weights, int8_t* packed) {
   const int all = c.kernel_h * c.kernel_w, inputs = c.out_channels / c.groups, outputs = c.channels / c.groups;
-  int32_t order[1024];
+  Buffer<int32_t> orders(int64_t{rows.taps} * columns.taps);
+  if (!orders) return false;
+  int32_t* order = orders.data();
   int taps = 0;
   for (int r = 0; r < rows.taps; ++r)
     for (int s = 0; s < columns.taps; ++s)
@@ -52,34 +54,35 @@ void pack_backward(const FedmpqConv& c, const Product& product, int depth, const
   if (is_depthwise(c)) {
     for (int k = 0; k < taps; ++k)
       for (int i = 0; i < c.channels; ++i) *packed++ = weights[i * all + order[k]];
-    return;
+    return true;
   }
   for (int g = 0; g < c.groups; ++g)
     pack_weights(product, inputs, depth,
                  {weights + int64_t{g} * outputs * inputs * all, all, int64_t{outputs} * all, order},
                  packed + g * product.packed_size(depth));
+  return true;
 }
 
 // Errors of the pixels of one phase in each direction.
 int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, const int8_t* errors,
-                       const int8_t* weights, float scale, bool add, int threads, uint16_t* out) {
+                       const int8_t* weights, float scale, int greatest, bool add, int threads, uint16_t* out) {
   const bool deep = is_depthwise(c);
   // Errors are signed; cores that multiply unsigned by signed get them plus 128. Depthwise takes that off per product.
   const int zero = deep || !ops().signed_bytes ? 128 : 0;
   const int64_t raw = int64_t{c.out_height} * c.out_width * c.out_channels;
   const Source source = source_of(reinterpret_cast<const uint8_t*>(errors), false, raw, static_cast<uint8_t>(zero));
   const Layout layout = backward_layout(c, rows, columns, static_cast<uint8_t>(zero));
+  if (!layout.is_small()) return not_valid;
   const int groups = deep ? 1 : c.groups, outputs = c.channels / groups, taps = rows.taps * columns.taps;
   const Product product{rows.taps, columns.taps, rows.dilation, columns.dilation, 1, 1, rows.count, columns.count, outputs};
   Buffer<int8_t> packed(deep ? int64_t{taps} * c.channels : product.packed_size(layout.depth) * groups);
-  if (!packed) return -1;
-  pack_backward(c, product, layout.depth, rows, columns, weights, packed.data());
+  if (!packed || !pack_backward(c, product, layout.depth, rows, columns, weights, packed.data())) return no_memory;
   const Start start(product, layout.depth, groups, packed.data(), deep ? 0 : zero);
-  if (!start) return -1;
-  int32_t offsets[1024];
-  if (deep) depthwise_taps(layout, rows.taps, columns.taps, rows.dilation, columns.dilation, offsets);
+  const Segments segments(product, layout, false);
+  const Taps at(deep, layout, rows.taps, columns.taps, rows.dilation, columns.dilation);
+  if (!start || !segments || !at) return no_memory;
   const int stride = product.blocks() * lanes;
-  const int fit = products_that_fit(deep ? 1 : 2, deep || zero == 0 ? 128 : 255, greatest_weight(c, weights));
+  const int fit = products_that_fit(deep ? 1 : 2, deep || zero == 0 ? 128 : 255, greatest);
   // Sums that lie one after the other as the errors do go in one call: of all rows, or of a row.
   const bool whole_rows = groups == 1 && columns.step == 1, whole = whole_rows && rows.step == 1;
   const auto one_group = [&](int image, int g, Scratch& scratch) {
@@ -95,13 +98,13 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
     if (deep) {
       for (int y = 0; y < rows.count; ++y) {
         ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, columns.count,
-                         c.channels, taps, zero, fit, offsets, packed.data(), scratch.sums.data()});
+                         c.channels, taps, zero, fit, at.offsets.data(), packed.data(), scratch.sums.data()});
         emit(y, 1, scratch.sums.data());
       }
       return;
     }
-    correlate(product, layout, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth), fit, {},
-              start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int count, int32_t* sums) {
+    correlate(product, layout, segments, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth),
+              fit, {}, start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int count, int32_t* sums) {
                 tidy(sums, int64_t{count} * columns.count, outputs, stride);
                 emit(y, count, sums);
               });
@@ -111,7 +114,16 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
                                    [&](int image, Scratch& scratch) {
                                      for (int g = 0; g < groups; ++g) one_group(image, g, scratch);
                                    });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
+}
+
+// Whether 32 bits hold the sums of errors times weights: an input's pixel meets the taps of one phase, for each output.
+bool backward_sums_fit(const FedmpqConv& c, int greatest) {
+  const auto reached = [](int64_t kernel, int64_t stride, int dilation) {
+    return phases(static_cast<int>(stride), dilation) == 1 ? kernel : (kernel + stride - 1) / stride;
+  };
+  const int64_t taps = reached(c.kernel_h, c.stride_h, c.dilation_h) * reached(c.kernel_w, c.stride_w, c.dilation_w);
+  return sums_fit(taps * (c.out_channels / c.groups), 128, greatest);
 }
 
 // Pixels that no tap reaches have no errors.
@@ -132,17 +144,25 @@ using namespace fedmpq;
 
 int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, float scale,
                                    int32_t add, int32_t threads, uint16_t* out) {
-  const FedmpqConv c = side_by_side(*conv, false, threads);
-  for (int i = 0; i < phases(c.stride_h, c.dilation_h); ++i)
-    for (int j = 0; j < phases(c.stride_w, c.dilation_w); ++j) {
-      const Phase rows = phase_of(i, c.height, c.kernel_h, c.stride_h, c.dilation_h, c.pad_h);
+  if (!is_valid(conv) || !given(errors, weights, out)) return not_valid;
+  const int greatest = greatest_weight(*conv, weights);
+  if (!backward_sums_fit(*conv, greatest)) return sums_too_large;
+  if (conv->images == 0) return 0;
+  threads = threads_of(threads);
+  const FedmpqConv c = side_by_side(shortest_stride(*conv), false, threads);
+  for (int i = 0; i < phases(c.stride_h, c.dilation_h); ++i) {
+    const Phase rows = phase_of(i, c.height, c.kernel_h, c.stride_h, c.dilation_h, c.pad_h);
+    for (int j = 0; j < phases(c.stride_w, c.dilation_w) && rows.count > 0; ++j) {
       const Phase columns = phase_of(j, c.width, c.kernel_w, c.stride_w, c.dilation_w, c.pad_w);
-      if (rows.count == 0 || columns.count == 0) continue;
+      if (columns.count == 0) continue;
       if (rows.taps > 0 && columns.taps > 0) {
-        if (backward_phase(c, rows, columns, errors, weights, scale, add != 0, threads, out) != 0) return -1;
+        const int32_t status =
+            backward_phase(c, rows, columns, errors, weights, scale, greatest, add != 0, threads, out);
+        if (status != 0) return status;
       } else if (add == 0) {
         clear_phase(c, rows, columns, out);
       }
     }
+  }
   return 0;
 }

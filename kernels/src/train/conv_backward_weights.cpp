@@ -18,7 +18,7 @@ struct Planes {
   int phases, images, rows, row, channels;  // row: bytes of one row of one plane
   int64_t image() const { return int64_t{rows} * row; }
   int64_t plane() const { return images * image(); }
-  int64_t size() const { return phases * channels * plane() + slack; }
+  int64_t size() const { return int64_t{phases} * channels * plane() + slack; }
 };
 
 // The columns of an image that belong to one phase: from the first on, every stride-th; `count` of them go to `to` and on.
@@ -52,7 +52,7 @@ void to_planes(const FedmpqConv& c, const Planes& planes, const uint8_t* bytes, 
   for (int phase = 0; phase < planes.phases; ++phase) {
     const Columns columns(c, planes, phase);
     const uint8_t* from = bytes + int64_t{columns.first} * c.channels + first_channel;
-    uint8_t* line = out + phase * planes.channels * planes.plane() + int64_t{c.pad_h} * planes.row + columns.to;
+    uint8_t* line = out + int64_t{phase} * planes.channels * planes.plane() + int64_t{c.pad_h} * planes.row + columns.to;
     for (int y = 0; y < rows; ++y, from += int64_t{c.width} * c.channels, line += planes.row)
       to_lines(from, int64_t{c.stride_w} * c.channels, columns.count, planes.channels, line, planes.plane());
   }
@@ -163,14 +163,14 @@ class WeightGradient {
         threads_(threads),
         slots_(at_least_one(threads < c.images ? threads : c.images)),
         fit_(products_that_fit(deep_ ? 1 : 2, pairs ? 15 : (flip_ ? 128 : 255), 127)),
-        holds_(((int64_t{1} << 31) - 1) / at_least_one(int64_t{127} * (pairs ? 15 : 255) * c.out_height * c.out_width)),
+        holds_(((int64_t{1} << 31) - 1) / at_least_one(int64_t{128} * (pairs ? 15 : 255) * c.out_height * c.out_width)),
         planes_(planes()),
         block_(int64_t{planes_.images} * c.out_height * quads_ * lanes * 4),
-        rows_(int64_t{planes_.images} * c.out_height) {
-    if (!rows_) return;
+        rows_(int64_t{planes_.images} * c.out_height),
+        at_(deep_ && small_enough(), layout_, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w) {
+    if (!rows_ || !small_enough()) return;
     for (int i = 0; i < planes_.images * c.out_height; ++i)
       rows_.data()[i] = (i / c.out_height * planes_.rows + i % c.out_height * c.stride_h) * planes_.row;
-    if (deep_ && small_enough()) depthwise_taps(layout_, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, offsets_);
   }
   ~WeightGradient() {
     for (Gathered* own : gathered_) delete own;
@@ -179,11 +179,16 @@ class WeightGradient {
   WeightGradient& operator=(const WeightGradient&) = delete;
 
   // Whether 32 bits hold the sums of one image.
-  bool small_enough() const { return holds_ > 0 && slots_ <= max_threads && taps_ <= 1024; }
+  bool sums_fit() const { return holds_ > 0; }
+
+  // Whether 32 bits hold the offsets in its copies.
+  bool small_enough() const {
+    return deep_ ? layout_.is_small() : planes_.plane() <= most_copy && planes_.size() <= 4 * most_copy;
+  }
 
   // Whether there was memory.
   bool run(const float* scale, float* gradient) {
-    if (!rows_) return false;
+    if (!rows_ || !at_) return false;
     std::atomic<bool> enough{true};
     parallel(slots_, threads_, [&](int slot, int) {
       if (!gather(slot)) enough = false;
@@ -201,13 +206,18 @@ class WeightGradient {
   // Small images go together: reading and writing the sums of all weights takes longer than a few products.
   Planes planes() const {
     Planes made{};
-    made.phases = c_.stride_w;
+    // A kernel narrower than the stride reaches the columns of some phases alone.
+    const int reach = c_.dilation_w * (c_.kernel_w - 1) + 1;
+    made.phases = reach < c_.stride_w ? reach : c_.stride_w;
     made.rows = (c_.out_height - 1) * c_.stride_h + c_.dilation_h * (c_.kernel_h - 1) + 1;
     made.row = (c_.dilation_w * (c_.kernel_w - 1)) / c_.stride_w + 4 * quads_;
     made.channels = inputs_;
     constexpr int enough_quads = 64;
     int64_t few = deep_ || c_.groups > 1 ? 1 : enough_quads / at_least_one(c_.out_height * quads_);
     few = few < c_.images / slots_ ? few : c_.images / slots_;
+    made.images = 1;
+    const int64_t room = most_copy / made.image();
+    few = few < room ? few : room;
     made.images = static_cast<int>(at_least_one(few < holds_ ? few : holds_));
     return made;
   }
@@ -239,7 +249,7 @@ class WeightGradient {
     const int64_t line = int64_t{c_.stride_h} * layout_.padded_width * c_.channels;
     for (int y = 0; y < c_.out_height; ++y)
       ops().depthwise_weights({own.planes.data() + y * line, c_.stride_w * c_.channels, c_.out_width, c_.channels, taps_,
-                               zero_, fit_, offsets_, nullptr, nullptr},
+                               zero_, fit_, at_.offsets.data(), nullptr, nullptr},
                               errors_of(image) + int64_t{y} * c_.out_width * c_.channels, own.part.data());
   }
 
@@ -266,7 +276,7 @@ class WeightGradient {
     const bool joined = planes_.row == 4 * quads_ && planes_.rows == c_.out_height && c_.stride_h == 1;
     const int segments = joined ? 1 : count * c_.out_height, length = joined ? count * c_.out_height * quads_ : quads_;
     const int r = tap / c_.kernel_w, column = (tap % c_.kernel_w) * c_.dilation_w, width = blocks_ * lanes;
-    const uint8_t* from = own.planes.data() + (column % c_.stride_w) * inputs_ * planes_.plane() +
+    const uint8_t* from = own.planes.data() + int64_t{column % c_.stride_w} * inputs_ * planes_.plane() +
                           int64_t{r} * c_.dilation_h * planes_.row + column / c_.stride_w;
     int32_t* sums = own.part.data() + g * group_sums() + int64_t{tap} * inputs_ * width + b * lanes;
     for (int i = 0; i < inputs_; i += max_rows)
@@ -314,7 +324,7 @@ class WeightGradient {
   Planes planes_;
   int64_t block_;
   Buffer<int32_t> rows_;
-  int32_t offsets_[1024];
+  Taps at_;
   Gathered* gathered_[max_threads] = {};
 };
 
@@ -325,8 +335,11 @@ using namespace fedmpq;
 
 int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* errors,
                                      const float* scale, int32_t threads, float* gradient) {
-  const FedmpqConv row = side_by_side(*conv, codes->pairs != 0, threads);
+  if (!is_valid(conv) || !is_valid(codes) || !given(errors, scale, gradient)) return not_valid;
+  threads = threads_of(threads);
+  const FedmpqConv row = side_by_side(shortest_stride(*conv), codes->pairs != 0, threads);
   WeightGradient product(row, codes->data, codes->pairs != 0, codes->zero, errors, threads);
-  if (!product.small_enough()) return -2;
-  return product.run(scale, gradient) ? 0 : -1;
+  if (!product.sums_fit()) return sums_too_large;
+  if (!product.small_enough()) return not_valid;
+  return product.run(scale, gradient) ? 0 : no_memory;
 }

@@ -20,13 +20,13 @@ template <class After>
 int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int threads,
                           int32_t* acc, After after) {
   const Layout layout = forward_layout(c, static_cast<uint8_t>(zero));
+  if (!layout.is_small()) return not_valid;
   const int taps = c.kernel_h * c.kernel_w;
   Buffer<int8_t> by_tap(int64_t{taps} * c.channels);
-  if (!by_tap) return -1;
+  const Taps at(true, layout, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w);
+  if (!by_tap || !at) return no_memory;
   for (int k = 0; k < taps; ++k)
     for (int i = 0; i < c.channels; ++i) by_tap.data()[k * c.channels + i] = weights[i * taps + k];
-  int32_t offsets[1024];
-  depthwise_taps(layout, c.kernel_h, c.kernel_w, c.dilation_h, c.dilation_w, offsets);
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
   const int64_t out = int64_t{c.out_height} * c.out_width * c.channels;
   const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest_weight(c, weights));
@@ -35,12 +35,12 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
     const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
     for (int y = 0; y < c.out_height; ++y) {
       ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
-                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, offsets, by_tap.data(),
+                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, at.offsets.data(), by_tap.data(),
                        acc + image * out + int64_t{y} * c.out_width * c.channels});
       if ((y + 1) % band == 0 || y + 1 == c.out_height) after(image, y / band * band, y % band + 1);
     }
   });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 // Every group's weights as tiles read them and, where the bit-serial form is used, as bit-planes.
@@ -49,27 +49,29 @@ struct Packed {
   int bits;  // of a weight in the bit-serial form, else 0
   Buffer<int8_t> tiles;
   Buffer<uint64_t> planes;
+  Buffer<int32_t> order;
 
   Packed(const FedmpqConv& c, const Product& product, const Layout& layout, const int8_t* weights, bool pairs)
       : group_bytes(product.packed_size(layout.depth)),
         group_words(0),
         bits(bits_of(c, product, layout, weights, pairs)),
         tiles(group_bytes * c.groups),
-        planes(c.groups * product.blocks() * plane_words(product.segments(), product.quads(layout.depth), bits)) {
+        planes(c.groups * product.blocks() * plane_words(product.segments(), product.quads(layout.depth), bits)),
+        order(int64_t{c.kernel_h} * c.kernel_w) {
     if (!*this) return;
     const int taps = c.kernel_h * c.kernel_w, inputs = layout.group_channels, quads = product.quads(layout.depth);
     group_words = product.blocks() * plane_words(product.segments(), quads, bits);
-    int32_t order[1024];
-    for (int tap = 0; tap < taps; ++tap) order[tap] = tap;
+    for (int tap = 0; tap < taps; ++tap) order.data()[tap] = tap;
     for (int g = 0; g < c.groups; ++g) {
-      const Weights own{weights + int64_t{g} * product.outputs * inputs * taps, int64_t{inputs} * taps, taps, order};
+      const Weights own{weights + int64_t{g} * product.outputs * inputs * taps, int64_t{inputs} * taps, taps,
+                        order.data()};
       pack_weights(product, inputs, layout.depth, own, tiles.data() + g * group_bytes);
       if (bits > 0)
         weight_planes(tiles.data() + g * group_bytes, product.blocks(), product.segments(), quads, bits,
                       planes.data() + g * group_words);
     }
   }
-  explicit operator bool() const { return tiles && planes; }
+  explicit operator bool() const { return tiles && planes && order; }
 
  private:
   // Planes have whole bytes of a pixel.
@@ -92,23 +94,26 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
   const int shifted = flip ? zero - 128 : zero;
   const Source source = source_of(codes, pairs, raw, flip ? 128 : 0);
   const Layout layout = forward_layout(c, static_cast<uint8_t>(shifted));
+  if (!layout.is_small()) return not_valid;
   const int outputs = c.out_channels / c.groups;
   const Product product{c.kernel_h, c.kernel_w,   c.dilation_h, c.dilation_w, c.stride_h,
                         c.stride_w, c.out_height, c.out_width,  outputs};
   const Packed packed(c, product, layout, weights, pairs);
-  if (!packed) return -1;
+  if (!packed) return no_memory;
   const Start start(product, layout.depth, c.groups, packed.tiles.data(), shifted);
-  if (!start) return -1;
+  const Segments segments(product, layout, packed.bits > 0);
+  if (!start || !segments) return no_memory;
   const int fit = products_that_fit(2, pairs ? 15 : (flip ? 128 : 255), greatest_weight(c, weights));
   const int stride = product.blocks() * lanes;
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   const bool direct = c.groups == 1 && outputs == stride;  // rows that need no tidying are summed where they belong
   const auto one_group = [&](int image, int g, Scratch& scratch) {
-    int32_t* out = acc + image * c.out_height * row;
+    int32_t* out = acc + int64_t{image} * c.out_height * row;
     const Serial serial{packed.bits, packed.planes.data() + g * packed.group_words, scratch.planes.data()};
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
     correlate(
-        product, layout, scratch.padded.data(), packed.tiles.data() + g * packed.group_bytes, fit, serial, start.of(g),
+        product, layout, segments, scratch.padded.data(), packed.tiles.data() + g * packed.group_bytes, fit, serial,
+        start.of(g),
         [&](int y) { return direct ? out + y * row : scratch.sums.data(); },
         [&](int y, int rows, int32_t* sums) {
           if (!direct) {
@@ -123,13 +128,14 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
                                    [&](int image, Scratch& scratch) {
                                      for (int g = 0; g < c.groups; ++g) one_group(image, g, scratch);
                                    });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 // The same of images by themselves, however they are multiplied.
 template <class After>
 int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* weights, int threads, int32_t* acc,
                 After after) {
+  if (c.images == 0) return 0;
   const bool pairs = codes.pairs != 0;
   const FedmpqConv row = side_by_side(c, pairs, threads);
   const int together = c.images / row.images;
@@ -139,6 +145,12 @@ int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* wei
   });
 }
 
+// 0 if the arguments that every forward product has are what the kernels rely on.
+int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, const int32_t* acc) {
+  if (!is_valid(conv) || !is_valid(codes) || !given(weights, acc)) return not_valid;
+  return sums_fit(terms_of(*conv), greatest_code(*codes), greatest_weight(*conv, weights)) ? 0 : sums_too_large;
+}
+
 }  // namespace
 }  // namespace fedmpq
 
@@ -146,13 +158,14 @@ using namespace fedmpq;
 
 int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, int32_t threads,
                             int32_t* acc, double* sums) {
-  const FedmpqConv& c = *conv;
+  if (const int32_t status = forward_status(conv, codes, weights, acc); status != 0) return status;
+  const FedmpqConv c = shortest_stride(*conv);
+  threads = threads_of(threads);
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   if (sums == nullptr) return forward(c, *codes, weights, threads, acc, [](int, int, int) {});
   InOrder<double> parts(c.images, 2 * c.out_channels);
-  if (!parts) return -1;
-  const int64_t terms = int64_t{c.kernel_h} * c.kernel_w * (c.channels / c.groups);
-  const int64_t greatest = terms * (codes->pairs != 0 ? 15 : 255) * greatest_weight(c, weights);
+  if (!parts) return no_memory;
+  const int64_t greatest = terms_of(c) * greatest_code(*codes) * greatest_weight(c, weights);
   const int64_t fit = greatest > 0 ? INT32_MAX / greatest : INT32_MAX;
   const int32_t status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) {
     ops().statistics(acc + (int64_t{image} * c.out_height + y) * row, int64_t{rows} * c.out_width, c.out_channels,
@@ -165,10 +178,13 @@ int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, co
 int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
                                   const uint16_t* error, const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
                                   int32_t threads, int32_t* acc, double* sums) {
-  const FedmpqConv& c = *conv;
+  if (const int32_t status = forward_status(conv, codes, weights, acc); status != 0) return status;
+  if (!is_valid(rescale) || !is_valid(normalize) || !given(error, sums)) return not_valid;
+  const FedmpqConv c = shortest_stride(*conv);
+  threads = threads_of(threads);
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   InOrder<float> parts(c.images, 4 * c.out_channels);
-  if (!parts) return -1;
+  if (!parts) return no_memory;
   const int32_t status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) {
     float* own = parts[image];
     const int64_t first = (int64_t{image} * c.out_height + y) * row;

@@ -86,7 +86,7 @@ void tile_rows(const Product& product, int depth, const Segments& segments, cons
                const int8_t* packed, int fit, const int32_t* start, int32_t* sums) {
   const int blocks = product.blocks(), stride = product.stride_w * depth, width = product.out_width;
   const ptrdiff_t block = ptrdiff_t{segments.count} * segments.quads * lanes * 4;
-  Tile tile{from, stride, 0, segments.offsets, segments.count, segments.quads, packed, block, 0, sums, blocks * lanes,
+  Tile tile{from, stride, 0, segments.offsets.data(), segments.count, segments.quads, packed, block, 0, sums, blocks * lanes,
             nullptr, 0, fit};
   // All rows with a block's weights before the next ones, which the first cache may have no room for as well.
   for (int b = 0; b < blocks; b += 2) {
@@ -113,7 +113,7 @@ void bit_row(const Product& product, int depth, const Segments& segments, const 
     std::memcpy(sums + int64_t{x} * blocks * lanes, start, static_cast<size_t>(blocks) * lanes * sizeof(int32_t));
   for (int x = 0; x < product.out_width; x += max_rows) {
     const int rows = product.out_width - x < max_rows ? product.out_width - x : max_rows;
-    BitTile tile{from + x * stride, plane, stride, rows, segments.offsets, segments.count, words,
+    BitTile tile{from + x * stride, plane, stride, rows, segments.offsets.data(), segments.count, words,
                  used == 0 ? ~uint64_t{0} : (uint64_t{1} << used) - 1, serial.weights, serial.bits,
                  sums + int64_t{x} * blocks * lanes, blocks * lanes, start != nullptr};
     bit_serial().sum(tile, code_sums);
@@ -127,10 +127,11 @@ void tidy(int32_t* sums, int64_t pixels, int outputs, int stride) {
     std::memmove(sums + x * outputs, sums + x * stride, static_cast<size_t>(outputs) * sizeof(int32_t));
 }
 
-void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w, int32_t* taps) {
-  for (int r = 0; r < kernel_h; ++r)
-    for (int s = 0; s < kernel_w; ++s)
-      *taps++ = (r * dilation_h * layout.padded_width + s * dilation_w) * layout.depth;
+Taps::Taps(bool deep, const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w)
+    : offsets(deep ? int64_t{kernel_h} * kernel_w : 0) {
+  int32_t* to = offsets.data();
+  for (int r = 0; r < kernel_h && deep && *this; ++r)
+    for (int s = 0; s < kernel_w; ++s) *to++ = (r * dilation_h * layout.padded_width + s * dilation_w) * layout.depth;
 }
 
 }  // namespace fedmpq

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "bitserial.h"
+#include "bounds.h"
 #include "buffer.h"
 #include "padded.h"
 #include "threads.h"
@@ -44,20 +45,24 @@ void pack_weights(const Product& product, int inputs, int depth, const Weights& 
 
 int greatest_weight(const FedmpqConv& c, const int8_t* weights);
 
+// Products in one sum of a convolution.
+inline int64_t terms_of(const FedmpqConv& c) { return int64_t{c.kernel_h} * c.kernel_w * (c.channels / c.groups); }
+
 // Where the sums of each group start: what `zero` in every code adds to them, which is as much as the sum of an output's
 // weights times `zero`, is taken off beforehand.
 class Start {
  public:
   Start(const Product& product, int depth, int groups, const int8_t* packed, int zero)
-      : used_(zero != 0), stride_(product.blocks() * lanes), values_(used_ ? groups * stride_ : 0),
-        ones_(4 * product.quads(depth) + slack) {
+      : used_(zero != 0), stride_(product.blocks() * lanes), values_(used_ ? int64_t{groups} * stride_ : 0),
+        ones_(int64_t{4} * product.quads(depth) + slack), first_(product.segments()) {
     if (!used_ || !*this) return;
-    std::memset(ones_.data(), 1, static_cast<size_t>(4 * product.quads(depth) + slack));
+    std::memset(ones_.data(), 1, static_cast<size_t>(product.quads(depth)) * 4 + slack);
+    std::memset(first_.data(), 0, static_cast<size_t>(product.segments()) * sizeof(int32_t));
     for (int g = 0; g < groups; ++g)
       sum_weights(product, depth, packed + g * product.packed_size(depth), values_.data() + int64_t{g} * stride_);
     for (int64_t i = 0; i < int64_t{groups} * stride_; ++i) values_.data()[i] *= -zero;
   }
-  explicit operator bool() const { return values_ && ones_; }
+  explicit operator bool() const { return values_ && ones_ && first_; }
   // Of all the outputs of a group; null if they start at zero.
   const int32_t* of(int group) const { return used_ ? values_.data() + int64_t{group} * stride_ : nullptr; }
 
@@ -66,9 +71,8 @@ class Start {
   void sum_weights(const Product& product, int depth, const int8_t* packed, int32_t* sums) const {
     const int quads = product.quads(depth);
     const int64_t block = int64_t{product.segments()} * quads * lanes * 4;
-    const int32_t first[1024] = {};  // where every segment reads its ones
     for (int b = 0; b < product.blocks(); ++b)
-      ops().tile({ones_.data(), 0, 1, first, product.segments(), quads, packed + b * block, static_cast<ptrdiff_t>(block),
+      ops().tile({ones_.data(), 0, 1, first_.data(), product.segments(), quads, packed + b * block, static_cast<ptrdiff_t>(block),
                   1, sums + b * lanes, lanes, nullptr, 0, products_that_fit(2, 1, 127)});
   }
 
@@ -76,21 +80,25 @@ class Start {
   int stride_;
   Buffer<int32_t> values_;
   Buffer<uint8_t> ones_;
+  Buffer<int32_t> first_;  // where every segment reads its ones: at the same place
 };
 
-// The runs of bytes under the kernel, from the first pixel on.
+// The runs of bytes under the kernel, from the first pixel on. For the bit-serial form their offsets are those of bits.
 struct Segments {
-  int32_t offsets[1024];
   int count, quads;
+  Buffer<int32_t> offsets;
 
-  Segments(const Product& product, const Layout& layout)
-      : count(product.segments()), quads(product.quads(layout.depth)) {
+  Segments(const Product& product, const Layout& layout, bool serial)
+      : count(product.segments()), quads(product.quads(layout.depth)), offsets(count) {
+    if (!*this) return;
     const int line = layout.padded_width * layout.depth;
     for (int s = 0; s < count; ++s) {
       const int r = product.joined() ? s : s / product.kernel_w, c = product.joined() ? 0 : s % product.kernel_w;
-      offsets[s] = r * product.dilation_h * line + c * product.dilation_w * layout.depth;
+      const int bytes = r * product.dilation_h * line + c * product.dilation_w * layout.depth;
+      offsets.data()[s] = serial ? bytes / 8 : bytes;
     }
   }
+  explicit operator bool() const { return static_cast<bool>(offsets); }
 };
 
 // The bit-serial form of a product: planes of one group's weights, and room for those of an image's codes.
@@ -110,14 +118,10 @@ void bit_row(const Product& product, int depth, const Segments& segments, const 
 // The rows of the output, out_width x 16*blocks each, a band at a time: at target(y) those from y on, then
 // done(y, rows, there). Sums start at `start`, or at zero.
 template <class Target, class Done>
-void correlate(const Product& product, const Layout& layout, const uint8_t* padded, const int8_t* packed, int fit,
-               const Serial& serial, const int32_t* start, Target target, Done done) {
-  Segments segments(product, layout);
+void correlate(const Product& product, const Layout& layout, const Segments& segments, const uint8_t* padded,
+               const int8_t* packed, int fit, const Serial& serial, const int32_t* start, Target target, Done done) {
   const int64_t line = int64_t{layout.padded_width} * layout.depth * product.stride_h, codes = layout.size() - slack;
-  if (serial.bits > 0) {
-    fedmpq_pack_planes(padded, codes, code_planes, serial.codes);
-    for (int s = 0; s < segments.count; ++s) segments.offsets[s] /= 8;
-  }
+  if (serial.bits > 0) fedmpq_pack_planes(padded, codes, code_planes, serial.codes);
   const int64_t row = int64_t{product.out_width} * product.blocks() * lanes;
   for (int y = 0; y < product.out_height; y += product.band()) {
     const int rows = product.out_height - y < product.band() ? product.out_height - y : product.band();
@@ -133,8 +137,12 @@ void correlate(const Product& product, const Layout& layout, const uint8_t* padd
 // Drops the lanes beyond the real outputs: pixels x outputs, side by side.
 void tidy(int32_t* sums, int64_t pixels, int outputs, int stride);
 
-// Where a depthwise product's taps are from the first on, in bytes.
-void depthwise_taps(const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w, int32_t* taps);
+// Where a depthwise product's taps are from the first on, in bytes; empty for any other product.
+struct Taps {
+  Buffer<int32_t> offsets;
+  Taps(bool deep, const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w);
+  explicit operator bool() const { return static_cast<bool>(offsets); }
+};
 
 // Buffers of one thread for one kind of product.
 struct Scratch {

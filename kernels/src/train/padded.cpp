@@ -54,10 +54,10 @@ bool by_rows(const Layout& layout, const Source& source) {
 
 FedmpqConv side_by_side(const FedmpqConv& c, bool pairs, int threads) {
   constexpr int enough = 64;  // pixels
-  const int pixels = c.height * c.width;
+  const int pixels = c.height * c.width;  // 2^28 at most
   const bool pointwise = c.kernel_h * c.kernel_w == 1 && c.stride_h * c.stride_w == 1 && c.pad_h + c.pad_w == 0;
   // Images of an odd number of 4-bit codes have half a byte between them.
-  if (!pointwise || is_depthwise(c) || (pairs && pixels * c.channels % 2 != 0)) return c;
+  if (!pointwise || is_depthwise(c) || (pairs && pixels % 2 != 0 && c.channels % 2 != 0)) return c;
   const int share = c.images / (threads > 1 ? threads : 1);
   int most = share < enough / pixels ? share : enough / pixels;
   while (most > 1 && c.images % most != 0) --most;

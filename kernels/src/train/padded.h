@@ -1,6 +1,7 @@
 // Images in the form that products read: channels of one group, with their padding, as bytes.
 #pragma once
 
+#include "bounds.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 
@@ -26,6 +27,8 @@ struct Layout {
   int group_channels, depth;         // channels a group has; those of the copy, `depth_of` them
   uint8_t fill;
   int64_t size() const { return int64_t{padded_height} * padded_width * depth + slack; }
+  // Whether 32 bits hold the copy's offsets. Both sides are at most three times the longest side of an image.
+  bool is_small() const { return int64_t{padded_height} * padded_width <= most_copy && size() <= most_copy; }
 };
 
 // Bytes of a pixel in the copy. Where a tile reads each pixel by itself, they are whole quads.

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "bounds.h"
 #include "buffer.h"
 #include "fedmpq/training.h"
 #include "ops.h"
@@ -20,6 +21,8 @@ int last_first(int images, int item) { return images - 1 - item; }
 
 int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* extent, const FedmpqRescale* rescale, int32_t pairs,
                           int32_t threads, uint8_t* out) {
+  if (!is_valid(extent) || !is_valid(rescale) || !given(acc, out)) return not_valid;
+  if (!is_range(rescale->low, rescale->high, pairs != 0)) return not_valid;
   const int images = extent->images, channels = extent->channels;
   const int64_t pixels = extent->pixels, count = pixels * channels;
   std::atomic<bool> enough{true};
@@ -38,10 +41,11 @@ int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* extent, const 
     ops().pack(bytes, count, out + image * ((count + 1) / 2));
     std::free(bytes);
   });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept) {
+  if (!is_batch(images, count) || !given(acc, kept)) return not_valid;
   std::atomic<bool> fit{true};
   parallel(images, threads, [&](int item, int) {
     const int image = last_first(images, item);
@@ -53,10 +57,11 @@ int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t t
 int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqExtent* extent, const uint16_t* error,
                                   const FedmpqRescale* rescale, const FedmpqNormalize* normalize, int32_t threads,
                                   int32_t* acc, double* sums) {
+  if (!is_valid(extent) || !is_valid(rescale) || !is_valid(normalize) || !given(kept, error, acc, sums)) return not_valid;
   const int images = extent->images, channels = extent->channels;
   const int64_t pixels = extent->pixels, count = pixels * channels;
   InOrder<float> parts(images, 4 * channels);
-  if (!parts) return -1;
+  if (!parts) return no_memory;
   parallel(images, threads, [&](int image, int) {
     float* own = parts[image];
     ops().narrow_backward_sums(kept + image * count, error + image * count, pixels, channels, *rescale,
@@ -67,9 +72,12 @@ int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqExtent* exten
   return 0;
 }
 
-void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const FedmpqExtent* extent,
-                           const FedmpqRescale* rescale, const FedmpqNormalize* normalize, const float* gain,
-                           const float* mean_g, const float* mean_gx, int32_t threads, uint16_t* out, float* greatest) {
+int32_t fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const FedmpqExtent* extent,
+                              const FedmpqRescale* rescale, const FedmpqNormalize* normalize, const float* gain,
+                              const float* mean_g, const float* mean_gx, int32_t threads, uint16_t* out,
+                              float* greatest) {
+  if (!is_valid(extent) || !is_valid(rescale) || !is_valid(normalize)) return not_valid;
+  if (!given(acc, error, gain, mean_g, mean_gx, out, greatest)) return not_valid;
   const int images = extent->images, channels = extent->channels;
   const int64_t pixels = extent->pixels, count = pixels * channels;
   parallel(images, threads, [&](int item, int) {
@@ -77,12 +85,15 @@ void fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const Fedm
     greatest[image] = ops().backward_error(acc + image * count, error + image * count, pixels, channels, *rescale,
                                            normalize->norm, normalize->bias, gain, mean_g, mean_gx, out + image * count);
   });
+  return 0;
 }
 
-void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1, uint32_t c2,
-                           uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out) {
+int32_t fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count, float inverse, uint32_t c1, uint32_t c2,
+                              uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out) {
+  if (!is_batch(images, count) || !given(error, out)) return not_valid;
   const PhiloxStream stream{c1, c2, c3, k0, k1};
   const int64_t blocks = (count + 15) / 16;  // of 16 random bytes, for one image
+  if (images * blocks > int64_t{UINT32_MAX} + 1) return not_valid;
   parallel(images, threads, [&](int image, int) {
     constexpr int64_t chunk = 4096;
     uint32_t random[chunk / 4];
@@ -93,4 +104,5 @@ void fedmpq_quantize_error(const uint16_t* error, int32_t images, int64_t count,
                            out + image * count + done);
     }
   });
+  return 0;
 }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "bounds.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 #include "threads.h"
@@ -46,7 +47,7 @@ struct Clipped {
 
 // exp to about 2 units in the last place, by additions and multiplications alone, so that every machine agrees.
 float exponential(float x) {
-  x = clamped(x, -87.0f, 88.0f);
+  x = x > -87.0f ? (x < 88.0f ? x : 88.0f) : -87.0f;  // also where x is no number, which no integer can stand for
   const float n = rounded(x * 1.44269504f);
   const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
@@ -99,6 +100,8 @@ using namespace fedmpq;
 int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const FedmpqCodes* right, float right_scale, int32_t images,
                    int64_t count, float step, float low, float high, int32_t pairs, int32_t threads, uint8_t* out,
                    uint8_t* states) {
+  if (!is_batch(images, count) || !is_valid(left) || !is_valid(right) || !given(out, states)) return not_valid;
+  if (!is_range(low, high, pairs != 0)) return not_valid;
   const int64_t quarter = (count + 3) / 4;
   const Addition sum{left->zero, right->zero, left_scale, right_scale, step, low, high};
   std::atomic<bool> enough{true};
@@ -120,14 +123,15 @@ int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const FedmpqCodes*
     if (pairs != 0) ops().pack(codes, count, out + image * ((count + 1) / 2));
     std::free(scratch);
   });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, int32_t threads, uint16_t* error,
                           double* clipped) {
+  if (!is_batch(images, count) || !given(states, error, clipped)) return not_valid;
   const int64_t quarter = (count + 3) / 4;
   auto* parts = static_cast<Clipped*>(std::calloc(static_cast<size_t>(images) + 1, sizeof(Clipped)));
-  if (parts == nullptr) return -1;
+  if (parts == nullptr) return no_memory;
   parallel(images, threads, [&](int image, int) {
     for (int part = 0; part < 4; ++part) {
       const int64_t start = part * quarter, end = start + quarter < count ? start + quarter : count;
@@ -145,11 +149,14 @@ int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, 
   return 0;
 }
 
-void fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error) {
+int32_t fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error) {
+  if (count < 0 || !given(other, error)) return not_valid;
   for (int64_t i = 0; i < count; ++i) error[i] = halved(widened(error[i]) + widened(other[i]));
+  return 0;
 }
 
 int32_t fedmpq_max_pool(const FedmpqConv* pool, const FedmpqCodes* codes, int32_t threads, uint8_t* out) {
+  if (!is_pool(pool) || !is_valid(codes) || !given(out)) return not_valid;
   const FedmpqConv& p = *pool;
   const bool pairs = codes->pairs != 0;
   const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
@@ -176,11 +183,12 @@ int32_t fedmpq_max_pool(const FedmpqConv* pool, const FedmpqCodes* codes, int32_
     if (pairs) ops().pack(to, outs, out + image * ((outs + 1) / 2));
     std::free(scratch);
   });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const FedmpqCodes* codes, const uint16_t* error, int32_t threads,
                                  uint16_t* out) {
+  if (!is_pool(pool) || !is_valid(codes) || !given(error, out)) return not_valid;
   const FedmpqConv& p = *pool;
   const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
   std::atomic<bool> enough{true};
@@ -213,12 +221,17 @@ int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const FedmpqCodes* code
     std::free(scratch);
     std::free(sums);
   });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_average_pool(const FedmpqConv* pool, const FedmpqCodes* codes, float multiplier, float low, float high,
                             int32_t threads, uint8_t* out) {
+  if (!is_pool(pool) || !is_valid(codes) || !given(out)) return not_valid;
+  if (!is_range(low, high, false)) return not_valid;
   const FedmpqConv& p = *pool;
+  // A window that is larger than the image covers no more than the image.
+  const int64_t rows = p.kernel_h < p.height ? p.kernel_h : p.height, columns = p.kernel_w < p.width ? p.kernel_w : p.width;
+  if (!sums_fit(rows * columns, greatest_code(*codes), 1)) return sums_too_large;
   const int zero = codes->zero;
   const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
   std::atomic<bool> enough{true};
@@ -250,10 +263,11 @@ int32_t fedmpq_average_pool(const FedmpqConv* pool, const FedmpqCodes* codes, fl
     std::free(scratch);
     std::free(sums);
   });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* error, int32_t threads, uint16_t* out) {
+  if (!is_pool(pool) || !given(error, out)) return not_valid;
   const FedmpqConv& p = *pool;
   const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
   const float share = 1.0f / static_cast<float>(p.kernel_h * p.kernel_w);
@@ -277,11 +291,14 @@ int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* err
     for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
     std::free(sums);
   });
-  return enough ? 0 : -1;
+  return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale, const float* bias,
                             const int64_t* labels, float* gradient, double* loss) {
+  if (samples < 1 || classes < 1 || !given(acc, scale, bias, labels, gradient, loss)) return not_valid;
+  for (int n = 0; n < samples; ++n)
+    if (labels[n] < 0 || labels[n] >= classes) return not_valid;
   int32_t right = 0;
   double total = 0.0;
   for (int n = 0; n < samples; ++n) {
@@ -306,6 +323,7 @@ int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes
 }
 
 float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error) {
+  if (rows < 0 || channels < 1 || !given(real, gain, error)) return static_cast<float>(not_valid);
   float greatest = 0.0f;
   for (int64_t i = 0; i < rows; ++i)
     for (int c = 0; c < channels; ++c) {

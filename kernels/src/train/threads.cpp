@@ -6,7 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <thread>
+#include <new>
 
 namespace fedmpq {
 namespace {
@@ -54,10 +54,11 @@ class Pool {
     std::unique_lock<std::mutex> only(running_);
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      while (started_ < threads - 1) start();
+      while (started_ < threads - 1 && start()) {
+      }
       job_ = &job;
-      wanted_ = threads - 1;
-      busy_.store(threads - 1, std::memory_order_relaxed);
+      wanted_ = started_ < threads - 1 ? started_ : threads - 1;
+      busy_.store(wanted_, std::memory_order_relaxed);
       generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
@@ -69,10 +70,30 @@ class Pool {
   }
 
  private:
-  void start() {
-    const int thread = ++started_;
-    const unsigned long seen = generation_.load(std::memory_order_relaxed);
-    std::thread([this, thread, seen] { loop(thread, seen); }).detach();
+  struct Worker {
+    Pool* pool;
+    int thread;
+    unsigned long seen;
+  };
+
+  // One more worker, if the system has a thread for it: those that there are do its work else. std::thread would end the
+  // process.
+  bool start() {
+    auto* worker = new (std::nothrow) Worker{this, started_ + 1, generation_.load(std::memory_order_relaxed)};
+    pthread_t made;
+    const auto run_worker = [](void* given) -> void* {
+      const Worker own = *static_cast<Worker*>(given);
+      delete static_cast<Worker*>(given);
+      own.pool->loop(own.thread, own.seen);
+      return nullptr;
+    };
+    if (worker == nullptr || pthread_create(&made, nullptr, run_worker, worker) != 0) {
+      delete worker;
+      return false;
+    }
+    pthread_detach(made);
+    ++started_;
+    return true;
   }
 
   void loop(int thread, unsigned long seen) {

@@ -2,6 +2,7 @@
 // fedmpq.training.update is its slow twin; both give the same codes.
 #include <cstring>
 
+#include "bounds.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 #include "philox.h"
@@ -48,7 +49,9 @@ struct Lasso {
     for (int32_t c = 0; c <= range.high && table != nullptr; ++c) {
       sign[c] = c >= range.middle ? 1 : -1;
       magnitude[c] = c >= range.middle ? c - range.middle : range.middle - 1 - c;
-      pull[c] = table[magnitude[c]];
+      // As far as a code can move at most, so that the integer it becomes exists.
+      const float wanted = table[magnitude[c]];
+      pull[c] = wanted > 0.0f ? (wanted < 256.0f ? wanted : 256.0f) : 0.0f;
     }
   }
 
@@ -77,8 +80,9 @@ bool finite(const float* values, int64_t count) {
 }  // namespace
 
 int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, uint8_t* codes) {
+  if (!fedmpq::is_valid(update) || !fedmpq::given(gradient, codes)) return fedmpq::not_valid;
   const FedmpqUpdate& u = *update;
-  if (!finite(gradient, u.count)) return -3;
+  if (!finite(gradient, u.count)) return fedmpq::not_finite;
   const Range range{u.bits == 8 ? 1 : 0, (1 << u.bits) - 1, 1 << (u.bits - 1),
                     u.bits == 8 ? 128.0f : static_cast<float>((1 << u.bits) - 1) / 2};
   const Lasso lasso(u.pull, range);
@@ -98,7 +102,7 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, u
       ops().decay(gradient + start + i, code + i, size, range.zero, u.step[row], u.weight_decay, direction + i);
     });
     if (u.momentum_bits != 0) push_momentum(u, start, count, direction);
-    if (!finite(direction, count)) return -3;
+    if (!finite(direction, count)) return fedmpq::not_finite;
     fedmpq::philox_uniform(draws(u, 0), static_cast<uint32_t>(start / 4), count, uniforms);
     stretches(start, count, [&](int64_t i, int64_t size, int64_t row) {
       const fedmpq::Move move{direction + i, uniforms + i, size, u.rate[row], u.bits, range.low, range.high};
