@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedmpq.data.dataset import Size
 from fedmpq.model.export_formats import FORMATS
+from fedmpq.system.memory import parse_size
 from fedmpq.system.named_object import is_path, unknown_name
 from fedmpq.training.engine import DEFAULT_ENGINE, engine_names
 
@@ -78,6 +79,20 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=engine_names(), default=DEFAULT_ENGINE, help="default: %(default)s"
     )
     group.add_argument("--threads", type=int, metavar="N", help="threads that train (default: all cores)")
+    group.add_argument(
+        "--max-memory",
+        type=_memory,
+        metavar="SIZE",
+        help="memory that this client may take, such as 800M or 50%% (default: 80%% of what is free at its "
+        "start); a round that needs more is refused",
+    )
+    group.add_argument(
+        "--max-seconds",
+        type=_seconds,
+        default=86400.0,
+        metavar="S",
+        help="seconds that training a round may take (default: a day); one that takes longer is refused",
+    )
     group.add_argument("--exit-when-done", action="store_true", help="end with the run")
     group.add_argument(
         "--fetch-model",
@@ -126,6 +141,13 @@ def _size(text: str) -> Size:
     if len(parts) > 2 or not all(part.isdigit() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no size; give a side such as 32, or HEIGHTxWIDTH")
     return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
+def _memory(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:

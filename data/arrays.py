@@ -10,6 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.dataset import MAX_CLASSES, DataError, Images, Labels, describe
+from fedmpq.system.memory import memory_given, size_text
+
+
+def check_memory(path: Path, key: str, need: int) -> None:
+    """Refuses an array before it is read, if it needs more memory than this process may take."""
+    if need > (given := memory_given()):
+        raise DataError(
+            f"{path}: array {key} needs {size_text(need)} of memory, {size_text(given)} may be taken: "
+            "save fewer or smaller images, or give more memory"
+        )
 
 
 def pixels(path: Path, key: str, array: NDArray[Any]) -> Images:

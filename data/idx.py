@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import zlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedmpq.data.arrays import label_vector, numbered_classes, pixels
+from fedmpq.data.arrays import check_memory, label_vector, numbered_classes, pixels
 from fedmpq.data.data_source import Split
 from fedmpq.data.dataset import DataError, Dataset, Images, Size, checked, resized
 
@@ -66,12 +66,14 @@ def _read_idx(path: Path, dimensions: int) -> Images:
                     f"{path}: not an idx{dimensions} file of bytes (magic {magic.hex()}): download it again"
                 )
             shape = tuple(int(n) for n in np.frombuffer(file.read(4 * dimensions), ">u4"))
-            size = int(np.prod(shape, dtype=object))
+            size = math.prod(shape)
+            check_memory(path, "values", 2 * size)
             payload = file.read(size + 1)
     except DataError:
         raise
-    except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error) as error:
-        raise DataError(f"{path}: unreadable ({error}): download it again") from None
+    except Exception as error:  # a damaged gzip stream makes gzip and zlib raise nearly anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: unreadable ({reason}): download it again") from None
     if len(shape) != dimensions or len(payload) != size:
         raise DataError(
             f"{path}: the header says shape {shape}, but {size} bytes are not what follows: download it again"

@@ -7,6 +7,7 @@ image size and one colour mode. A leading "." hides a file or folder.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,8 @@ from fedmpq.data.dataset import (
     pillow,
     resize,
 )
-from fedmpq.system.machine import available_cores, physical_memory
+from fedmpq.system.machine import available_cores
+from fedmpq.system.memory import memory_given, size_text
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -112,7 +114,11 @@ def _list_images(folder: Path) -> _Listing:
 def _annotations(path: Path) -> dict[str, str]:
     """Tiny-ImageNet's list: image name, tab, class, and a box that is of no use here."""
     classes: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): make it readable") from None
+    for number, line in enumerate(text.splitlines(), 1):
         fields = line.split("\t")
         if len(fields) < 2:
             raise DataError(f"{path}: line {number} is not 'image<TAB>class': correct it")
@@ -211,11 +217,11 @@ def _decode_all(
 
 
 def _check_memory(folder: Path, shape: tuple[int, ...]) -> None:
-    need, have = int(np.prod(shape, dtype=object)), physical_memory()
-    if need > have:
+    need, given = math.prod(shape), memory_given()
+    if need > given:
         raise DataError(
-            f"{folder}: {shape[0]} images of {shape[1]}x{shape[2]} need {need >> 20} MiB, this machine has "
-            f"{have >> 20}: give a smaller size"
+            f"{folder}: {shape[0]} images of {shape[1]}x{shape[2]} need {size_text(need)} of memory, "
+            f"{size_text(given)} may be taken: give a smaller size, or more memory"
         )
 
 

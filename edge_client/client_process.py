@@ -24,6 +24,7 @@ from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, mak
 from fedmpq.edge_client.disk_space import full_words, is_full
 from fedmpq.edge_client.fetch_model import fetch_model
 from fedmpq.edge_client.identity import FILE_NAME, checked_name
+from fedmpq.edge_client.limits import Limits
 from fedmpq.edge_client.refusals import last_words
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
@@ -32,6 +33,7 @@ from fedmpq.edge_client.transfer import Patience
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.system.logs import log_sentences, with_facts
 from fedmpq.system.machine import available_cores
+from fedmpq.system.memory import give_memory, memory_given, size_text
 from fedmpq.training.engine import make_engine
 
 STOP_SECONDS = 1.0
@@ -99,6 +101,8 @@ def _fetch_model(arguments: argparse.Namespace, endpoint: Endpoint, settings: Se
 
 
 def _board(arguments: argparse.Namespace, name: str) -> Board:
+    # Measured once: what this process takes for itself later is part of it.
+    give_memory(arguments.max_memory or memory_given())
     engine = make_engine(arguments.engine, arguments.threads)
     threads = arguments.threads or available_cores()
     text = "torch" if arguments.engine == "torch" else f"{arguments.engine} ({kernels.isa()})"
@@ -109,7 +113,12 @@ def _board(arguments: argparse.Namespace, name: str) -> Board:
         *(text, threads, arguments.budget),
         extra=with_facts({"engine": text, "threads": threads, "budget": arguments.budget}),
     )
-    return Board(name, arguments.budget, data, engine, text, threads)
+    log.info(
+        "a round may take %s of memory and %g s",
+        *(size_text(memory_given()), arguments.max_seconds),
+        extra=with_facts({"max_memory": memory_given(), "max_seconds": arguments.max_seconds}),
+    )
+    return Board(name, arguments.budget, data, engine, text, threads, Limits(arguments.max_seconds))
 
 
 def _tell_data(source: str, data: BoardData) -> None:

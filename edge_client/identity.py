@@ -48,7 +48,7 @@ def load_identity(path: Path) -> Identity | None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         values = {entry.name: stored[entry.name] for entry in fields(Identity)}
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise IdentityError(f"{path} is no identity file: delete it and enrol again with a token") from None
     if not all(isinstance(value, str) and value for value in values.values()):
         raise IdentityError(f"{path} has an empty entry: delete it and enrol again with a token")

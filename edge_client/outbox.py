@@ -86,7 +86,7 @@ class Outbox:
             key = RoundKey(str(record["run_id"]), int(record["round"]), phase, bytes.fromhex(record["model"]))
             payload = bytes.fromhex(record["update"])
             size = int(record["bytes"])
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
+        except (FileNotFoundError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return None
         return Pending(key, payload, size, self._folder / f"{payload.hex()}{_SUFFIX}")
 

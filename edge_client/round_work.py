@@ -6,6 +6,7 @@ It runs beside the connection in a thread of its own, and ends between two batch
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.limits import CannotTakePart, Pace
 from fedmpq.exchange.change import Fractions
 from fedmpq.exchange.messages import Assignment, Evaluation, TrainingPlan, unpack_layers
 from fedmpq.exchange.wire import encode_calibration, encode_update
@@ -37,11 +39,12 @@ EVALUATION_BATCH = 32
 
 
 class StoppableEngine:
-    """An engine that stops between two batches once `stop` is set."""
+    """An engine that stops between two batches once `stop` is set, or the pace shows that there is no end."""
 
-    def __init__(self, engine: Engine, stop: threading.Event) -> None:
+    def __init__(self, engine: Engine, stop: threading.Event, pace: Pace) -> None:
         self._engine = engine
         self._stop = stop
+        self._pace = pace
 
     def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
         self._engine.load(graph, layers, side, plan, draws)
@@ -62,6 +65,7 @@ class StoppableEngine:
         for batch in batches:
             if self._stop.is_set():
                 raise WorkStopped
+            self._pace.batch_begins()
             yield batch
 
 
@@ -90,9 +94,12 @@ def make_update(
     evaluation: Evaluation | None,
     heard: Heard,
     stop: threading.Event,
+    seconds: float,
 ) -> bytes:
-    """Trains and encodes; the same assignment and data give the same bytes."""
-    update = run_local_round(StoppableEngine(engine, stop), graph, assignment, data.train, heard)
+    """Trains and encodes; the same assignment and data give the same bytes. It may take so many seconds."""
+    plan = assignment.plan
+    pace = Pace(plan.epochs * math.ceil(len(data.train) / plan.batch_size), seconds)
+    update = run_local_round(StoppableEngine(engine, stop, pace), graph, assignment, data.train, heard)
     return encode_update(graph, run_id, replace(update, evaluation=evaluation))
 
 
@@ -114,6 +121,9 @@ async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:
     def run() -> None:
         try:
             result = work()
+        except MemoryError as error:
+            reason = f"this board has not enough memory for it: {error}"
+            _tell(loop, outcome.set_exception, CannotTakePart(reason))
         except BaseException as error:
             _tell(loop, outcome.set_exception, error)
         else:

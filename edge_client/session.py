@@ -28,9 +28,16 @@ from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.chunk_length import ChunkLength
 from fedmpq.edge_client.connection import Connection, said
 from fedmpq.edge_client.disk_space import is_full
+from fedmpq.edge_client.limits import CannotTakePart, Limits
 from fedmpq.edge_client.outbox import Pending, RoundKey
 from fedmpq.edge_client.refusals import Refusals, enrol_on_full_disk
-from fedmpq.edge_client.round_work import evaluate, in_thread, make_calibration, make_update
+from fedmpq.edge_client.round_work import (
+    EVALUATION_BATCH,
+    evaluate,
+    in_thread,
+    make_calibration,
+    make_update,
+)
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Delivery, Patience, download, have, received
 from fedmpq.exchange.messages import Assignment, Evaluation, PlanError
@@ -51,6 +58,8 @@ from fedmpq.system.logs import with_facts
 from fedmpq.training.engine import Engine, EpochResult, TrainingError
 
 MAX_GRAPH_BYTES = 16 << 20
+_CANNOT = (CannotTakePart, TrainingError, PlanError, WireError, GraphError, ProgramError, DataError)
+"""Why a round cannot be done here; the server is told, and goes on without this board."""
 
 log = logging.getLogger("fedmpq.client")
 
@@ -66,6 +75,7 @@ class Board:
     engine_text: str
     """For the operator's table, such as "native (avx2)"."""
     threads: int
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -227,7 +237,7 @@ class Session:
         try:
             try:
                 await work
-            except (TrainingError, PlanError, WireError, GraphError, ProgramError, DataError) as error:
+            except _CANNOT as error:
                 await self._refusals.give_up(key, str(error))
             except MemoryError:
                 await self._refusals.give_up(key, "this board has not enough memory for it")
@@ -272,6 +282,7 @@ class Session:
         self._check(graph, assignment, run.description)
         # The model and its update.
         self._refusals.needed_bytes = 2 * assignment.payload_bytes
+        self._check_needs(graph, key, assignment, run.data)
         data = await in_thread(partial(run.data.fitted, graph), threading.Event())
         self._runs[key.run_id] = replace(run, data=data)
         path = await self._payload(assignment.payload, assignment.payload_bytes, self._state.downloads)
@@ -300,7 +311,15 @@ class Session:
             _tell_evaluation(key, evaluation)
         heard = partial(_tell_epoch, key, order.plan.epochs)
         training = partial(make_update, board.engine, graph, key.run_id, order, data, evaluation, heard, stop)
-        return await in_thread(training, stop)
+        return await in_thread(partial(training, board.limits.seconds), stop)
+
+    def _check_needs(self, graph: Graph, key: RoundKey, assignment: pb.Assignment, data: BoardData) -> None:
+        """Refuses a round that takes more than this board gives."""
+        board, plan = self._board, plan_from_message(assignment.plan)
+        evaluated = len(data.evaluation) if assignment.evaluate else 0
+        board.limits.check(
+            graph, plan, key.phase, data, evaluated=evaluated, batch=EVALUATION_BATCH, threads=board.threads
+        )
 
     def _check(self, graph: Graph, assignment: pb.Assignment, run: pb.RunDescription) -> None:
         """Refuses an assignment whose faults show before its model is downloaded."""

@@ -21,6 +21,10 @@ class PlanError(ValueError):
     """A training setting outside its range."""
 
 
+_RANGES = (("epochs", 1, 1_000_000), ("batch_size", 2, 1 << 20), ("pad", 0, 4096))
+"""No setting of sense is beyond these; what a board can do, it knows itself."""
+
+
 @dataclass(frozen=True)
 class TrainingPlan:
     """How a client trains in one round; sent with the assignment."""
@@ -46,9 +50,7 @@ class TrainingPlan:
     def __post_init__(self) -> None:
         if self.update not in get_args(UpdateRule):
             raise PlanError(f"update = {self.update!r} is none of {', '.join(get_args(UpdateRule))}")
-        for name, least in (("epochs", 1), ("batch_size", 2), ("pad", 0)):
-            if getattr(self, name) < least:
-                raise PlanError(f"{name} = {getattr(self, name)} is too small; the least is {least}")
+        self._check_counts()
         for name in ("learning_rate", "code_learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise PlanError(f"{name} = {getattr(self, name)} must be positive and finite")
@@ -59,6 +61,13 @@ class TrainingPlan:
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)} is none of {', '.join(map(str, known))}")
         self._check_prune_density()
+
+    def _check_counts(self) -> None:
+        for name, least, most in _RANGES:
+            if getattr(self, name) < least:
+                raise PlanError(f"{name} = {getattr(self, name)} is too small; the least is {least}")
+            if getattr(self, name) > most:
+                raise PlanError(f"{name} = {getattr(self, name)} is too large; the most is {most}")
 
     def _check_prune_density(self) -> None:
         if self.prune_density is not None and not 0 <= self.prune_density <= 1:

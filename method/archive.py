@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -71,8 +71,24 @@ def pack_model(tensors: Tensors) -> bytes:
 
 
 def unpack_model(graph: Graph, data: bytes) -> Tensors:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return Tensors.from_arrays(graph, {name: archive[name] for name in archive.files})
+    """The tensors of a packed model; ArchiveError for any other bytes."""
+    return Tensors.from_arrays(graph, read_arrays(io.BytesIO(data), f"the model of {len(data)} bytes"))
+
+
+def read_arrays(file: IO[bytes], what: str) -> dict[str, Any]:
+    """All arrays of an .npz archive; ArchiveError, which calls it `what`, where it is damaged."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    # A damaged archive makes zipfile and NumPy raise nearly anything.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ArchiveError(
+            f"{what} is damaged or no .npz archive ({reason}): bring back a copy of it"
+        ) from None
+    if strange := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise ArchiveError(f"{what} is damaged: {strange[0][:80]!r} is no array; bring back a copy of it")
+    return found
 
 
 def _check(kind: str, tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:

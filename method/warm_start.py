@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.method.archive import Tensors
-from fedmpq.model.graph import Graph
+from fedmpq.method.archive import ArchiveError, Tensors, read_arrays
+from fedmpq.model.graph import Graph, GraphError
 from fedmpq.model.quantized import Side, Weights
 
 if TYPE_CHECKING:
@@ -89,12 +89,14 @@ def read_weights(path: str | Path) -> EarlierWeights:
         return EarlierWeights(str(file), _state_dict(file))
     if not zipfile.is_zipfile(file):
         raise WarmStartError(f"{file} is neither a state dict ({', '.join(STATE_DICTS)}) nor a checkpoint")
-    with np.load(file, allow_pickle=False) as archive:
-        if "graph" not in archive.files:
+    try:
+        with file.open("rb") as opened:
+            arrays = read_arrays(opened, str(file))
+        if "graph" not in arrays:
             raise WarmStartError(f"{file} is no checkpoint of a run: it holds no graph")
-        arrays = {name: archive[name] for name in archive.files}
-    graph = Graph.from_bytes(bytes(arrays["graph"]))
-    tensors = Tensors.from_arrays(graph, arrays)
+        tensors = Tensors.from_arrays(Graph.from_bytes(arrays["graph"].tobytes()), arrays)
+    except (ArchiveError, GraphError) as error:
+        raise WarmStartError(f"{file} cannot be used as a checkpoint: {error}") from None
     final = tensors.average or tensors
     return EarlierWeights.of_model(str(file), final.weights, final.side)
 

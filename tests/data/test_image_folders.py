@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedmpq.data.dataset import resize
 from fedmpq.data.open_source import load, splits
+from fedmpq.system import memory
 from tests.data.files import RNG, pixels, refused, save_image
 
 
@@ -180,8 +181,8 @@ def test_decoding_spans_several_chunks(tmp_path: Path) -> None:
 
 def test_more_than_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_image(tmp_path / "a" / "0.png", pixels(4, 4, 3))
-    monkeypatch.setattr("os.sysconf", lambda name: 6)
-    refused(tmp_path, "4x4", "give a smaller size")
+    monkeypatch.setattr(memory, "_given", 47)
+    refused(tmp_path, "4x4", "need 48 bytes of memory, 47 bytes may be taken: give a smaller size")
 
 
 def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:

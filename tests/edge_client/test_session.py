@@ -25,6 +25,7 @@ from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.connection import RefusedError
+from fedmpq.edge_client.limits import PROCESS_BYTES, Limits
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateError, StateFolder
@@ -34,6 +35,7 @@ from fedmpq.exchange.wire import decode_calibration, decode_update, digest, enco
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.system import memory
 from fedmpq.training import local_calibration
 from fedmpq.training.engine import make_engine
 from tests.edge_client.fake_federation import (
@@ -102,10 +104,11 @@ class Scene:
         keepalive: float = 60.0,
         token: str = TOKEN,
         exit_when_done: bool = False,
+        limits: Limits = Limits(),  # noqa: B008
     ) -> None:
         endpoint = Endpoint(address or self.server.address, None, keepalive, keepalive)
         board_data = data or BoardData(self.data, self.data)
-        board = Board("board-1", 4.0, board_data, make_engine("native", 1), "native (test)", 1)
+        board = Board("board-1", 4.0, board_data, make_engine("native", 1), "native (test)", 1, limits)
         settings = Settings(token, Backoff(0.05, 0.2), patience, exit_when_done)
         with closing(StateFolder(self.folder)) as state:
             await Session(endpoint, state, board, settings).run()
@@ -974,3 +977,89 @@ def test_two_clients_cannot_share_a_state_folder(scene: Scene) -> None:
                 await scene.run()
 
     scene.play(scenario)
+
+
+# What a board gives
+
+
+def given_up(caplog: pytest.LogCaptureFixture) -> str:
+    return next((line for line in caplog.messages if "cannot be done here" in line), "")
+
+
+def test_a_round_that_needs_more_memory_than_is_given_is_refused_before_its_model_is_fetched(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_given", PROCESS_BYTES + 10_000)
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: given_up(caplog))
+
+    scene.play(scenario)
+    assert "of memory here" in given_up(caplog)
+    assert "start the board with a higher --max-memory" in given_up(caplog)
+    # The graph alone.
+    assert scene.federation.count("Download") == 1
+
+
+def test_a_board_goes_on_after_a_round_that_it_refused(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = replace(scene.work, plan=replace(PLAN, pad=4096))
+    scene.federation.on_stream = greedy.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: given_up(caplog))
+            for event in scene.work.offer(scene.federation, 2):
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.receipts))
+
+    monkeypatch.setattr(memory, "_given", PROCESS_BYTES + (256 << 20))
+    scene.play(scenario)
+    assert scene.federation.complete(2) == [scene.work.update(scene.data, 2)]
+
+
+@pytest.mark.parametrize("name", ["epochs", "batch_size", "pad"])
+def test_counts_of_no_sense_are_refused(scene: Scene, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    events = scene.work.offer(scene.federation)
+    setattr(events[-1].assignment.plan, name, 2**32 - 1)
+    scene.federation.on_stream = events
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: given_up(caplog))
+
+    scene.play(scenario)
+    assert f"{name} = 4294967295 is too large" in given_up(caplog)
+
+
+def test_a_training_that_takes_longer_than_is_given_is_given_up(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = replace(scene.work, plan=ENDLESS)
+    scene.federation.on_stream = endless.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board(limits=Limits(seconds=2.0)):
+            await until(lambda: given_up(caplog))
+
+    scene.play(scenario)
+    assert "and this board gives a round 2: lower epochs" in given_up(caplog)
+    assert not training()
+
+
+def test_what_no_processor_does_in_the_time_is_refused_at_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = replace(scene.work, plan=ENDLESS)
+    scene.federation.on_stream = endless.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board(limits=Limits(seconds=0.01)):
+            await until(lambda: given_up(caplog))
+
+    scene.play(scenario)
+    assert "on any processor of 1 cores" in given_up(caplog)
+    assert scene.federation.count("Download") == 1
