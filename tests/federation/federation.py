@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedmpq.lab.simulation import prepare, run
 from fedmpq.method.archive import Tensors
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.stored_run import StoredRun, read_stored_run
+from tests.history.checker import assert_consistent
+from tests.history.facts import First, first_in
 from tools.programs import FEDMPQ, PATIENCE, Program, free_port, wait_for_port
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -55,6 +58,7 @@ class Federation:
         words = ["split", "--data", "digits", "--clients", str(len(self.budgets)), "--alpha", str(ALPHA)]
         assert main([*words, *self.split, "--seed", str(self.settings["seed"]), "-o", str(parts)]) == 0
         self.state = self.folder / "state"
+        self._first: First | None = None
         self._write_config(parts / "run.toml")
         database = ["--database", self.database] if self.database else []
         assert self._admin("init", "--host", "localhost", *database) == 0
@@ -81,6 +85,9 @@ class Federation:
         words += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-done"]
         self.server = Program([*FEDMPQ, *words], self.folder / "server.log")
         wait_for_port(self.port, self.server)
+        if self._first is None:
+            # No board has come yet, so the first model is still there.
+            self._first = first_in(StateFolder(self.state))
         return self.server
 
     def board_words(self, number: int, port: int | None = None) -> list[str]:
@@ -96,7 +103,8 @@ class Federation:
 
     def start_board(self, number: int, port: int | None = None, *more: str) -> Program:
         log = self.folder / f"board-{number}.log"
-        self.boards[number] = Program([*FEDMPQ, *self.board_words(number, port), *more], log)
+        recorded = (sys.executable, "-m", "tests.history.recorded_board", str(self._history(number)))
+        self.boards[number] = Program([*recorded, *self.board_words(number, port), *more], log)
         return self.boards[number]
 
     def start_boards(self, port: int | None = None) -> None:
@@ -104,12 +112,26 @@ class Federation:
             self.start_board(number, port)
 
     def finish(self, patience: float = PATIENCE) -> Arrays:
-        """Wait until every program ended well; the tensors of the final model and of its average."""
+        """Wait until every program ended well, and its history holds; the tensors of the final model and of
+        its average."""
         assert self.server is not None
         assert self.server.wait(patience) == 0, self.server.last_words()
         for board in self.boards.values():
             assert board.wait(20) == 0, board.last_words()
+        self.check_history()
         return Tensors.of(self.stored().model).to_arrays()
+
+    def check_history(self) -> None:
+        """What the boards were told agrees with what the store has; a board of another kind is not heard."""
+        assert self._first is not None
+        if all(self._is_recorded(number) for number in self.boards):
+            assert_consistent(self.folder / "histories", StateFolder(self.state), self._first)
+
+    def _history(self, number: int) -> Path:
+        return self.folder / "histories" / f"board-{number}.jsonl"
+
+    def _is_recorded(self, number: int) -> bool:
+        return self._history(number).exists()
 
     def stored(self) -> StoredRun:
         """The run as the server's folder has it."""

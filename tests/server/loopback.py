@@ -41,6 +41,9 @@ from fedmpq.server.serve import OPTIONS
 from fedmpq.server.store.records import Run
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
+from tests.history.checker import violations
+from tests.history.facts import First, read_stored, read_told
+from tests.history.recording import Recorder
 from tests.server.small_model import GRAPH, first_state
 from tests.server.stand_in import StandIn, made_up, nudge
 
@@ -126,6 +129,11 @@ class Federation:
         self.later += seconds
         self.connections.changed.ring()
 
+    @property
+    def histories(self) -> Path:
+        """Where the stand-ins of `clients` write down what they are told."""
+        return self.folder / "histories"
+
     async def start(self) -> None:
         self.store = await asyncio.to_thread(open_store, self.url)
         blobs = open_blobs(str(self.folder / "blobs"))
@@ -189,10 +197,32 @@ class Federation:
         token = self.token(uses=None)
         stand_ins = []
         for number, budget in enumerate(budgets):
-            client = StandIn(self.address, f"client-{number}", budget, samples=samples + number, **more)
+            name = f"client-{number}"
+            facts = {"samples": samples + number, "recorder": self.recorder(name), **more}
+            client = StandIn(self.address, name, budget, **facts)
             await client.enrol(token)
             stand_ins.append(client)
         return stand_ins
+
+    def check_histories(self) -> None:
+        """What clients were told and what the store has of every run agree; the checker says so.
+
+        A run in which a client that nobody listened to has a place is left out: half of its history is
+        unknown.
+        """
+        weights, side = first_state()
+        first = First(GRAPH.to_bytes(), pack_model(Tensors(weights, side)))
+        told = read_told(self.histories)
+        for run in self.store.list_runs():
+            stored = read_stored(self.store, self.folder / "blobs", run.name)
+            seated = {stored.client_ids[seat.client] for each in stored.rounds for seat in each.seats}
+            if seated <= told.lines.keys():
+                found = violations(told, stored, first)
+                assert not found, f"run {run.name!r}:\n" + "\n".join(found)
+
+    def recorder(self, name: str) -> Recorder:
+        """For a stand-in that a test makes itself."""
+        return Recorder(self.histories / f"{name}.jsonl")
 
     def token(self, uses: int | None = 1) -> str:
         token = make_token(datetime.now(timezone.utc), uses=uses)
@@ -220,10 +250,12 @@ class Federation:
 
 @asynccontextmanager
 async def federation(folder: Path, **settings: Any) -> AsyncIterator[Federation]:
+    """Whatever the test does to it, at the end the histories of its clients agree with its store."""
     server = Federation(folder, **settings)
     await server.start()
     try:
         yield server
+        await asyncio.to_thread(server.check_histories)
     finally:
         await server.stop()
 

@@ -21,6 +21,7 @@ from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import PackedLayer
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
+from tests.history.recording import Recorder, RecordingChannel
 
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 WELCOME_SECONDS = 2.0
@@ -85,6 +86,8 @@ class StandIn:
     """Of its calibrations."""
     bytes_down: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
+    recorder: Recorder | None = None
+    """Where its history goes, for `tests.history.checker`."""
 
     def __post_init__(self) -> None:
         self._channel: grpc.aio.Channel | None = None
@@ -102,7 +105,9 @@ class StandIn:
 
     @property
     def stub(self) -> federation_pb2_grpc.FederationStub:
-        return federation_pb2_grpc.FederationStub(self.channel)
+        if self.recorder is None:
+            return federation_pb2_grpc.FederationStub(self.channel)
+        return federation_pb2_grpc.FederationStub(RecordingChannel(self.channel, self.recorder))
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -246,7 +246,7 @@ def test_a_rejected_update_costs_its_sender_and_not_the_round(tmp_path: Path) ->
             running = [asyncio.create_task(client.run()) for client in clients]
             await server.until(lambda: server.store.members(run.run_id)[1:2] and len(refusals) == 3)
             # Shut out for good; the run waits for a third good client.
-            spare = StandIn(server.address, "z", 5.0)
+            spare = StandIn(server.address, "z", 5.0, recorder=server.recorder("z"))
             await spare.enrol(server.token())
             running.append(asyncio.create_task(spare.run()))
             assert await asyncio.wait_for(asyncio.gather(*running), PATIENCE) == ["finished"] * 4

@@ -1,0 +1,106 @@
+"""The weights after a round by another way than the method's: one weight at a time, in plain numbers.
+
+With the weight `w_n` of client `n` (its samples, times its bits where the recipe says so), codes `c`, the
+zero point `z` and the step `s` of a layer, and `d_n` what the client says that a weight has moved by:
+
+    carried change   d_n = j (c - z) s / 256; the client ended at the code nearest to its own code, moved so,
+                     and W + d_n is kept within half a step of that code
+    returned model   d_n = s (c_returned - z) - s (c_sent - z'); or the returned value itself is averaged
+    merge            W + sum_n w_n d_n / sum_n w_n
+
+A place whose client ended just between two codes is left out: rounding decides there, not the formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmpq.exchange.messages import unpack_layers
+from fedmpq.model.quantized import QuantizedLayer
+
+if TYPE_CHECKING:
+    from tests.history.replay import Replay, Step
+
+PLACES = 40
+"""Weights of each layer that are computed; a small layer's all."""
+_TIE = 1e-3
+_CLOSE = 1e-4
+
+
+def slow_weights_differ(replay: Replay, step: Step) -> bool:
+    """Whether any weight after the training step is not what the formulas give."""
+    return any(abs(found - made) > room for found, made, room in _compared(replay, step))
+
+
+def _compared(replay: Replay, step: Step) -> Iterator[tuple[float, float, float]]:
+    """The method's weight, the formulas', and how far they may be apart for rounding alone."""
+    recipe, graph = replay.method.recipe, replay.graph
+    quantizer = replay.method.quantizer(step.sent)
+    budgets = {client.client: client.budget for client in step.sent.clients}
+    seats = {seat.client: seat for seat in step.round.seats}
+    parties = []
+    for update in step.updates:
+        bits = 8.0 if recipe.deal == "full" else budgets[update.client]
+        weight = update.samples * (bits if recipe.weigh_by == "bits" else 1.0)
+        sent = quantizer.layers(seats[update.client].bit_widths)
+        parties.append((weight, sent, unpack_layers(graph, update.layers)))
+    for name, before in step.sent.weights.items():
+        if name in graph.frozen_layers:
+            continue
+        flat, after = before.reshape(-1), step.model.weights[name].reshape(-1)
+        for place in range(0, flat.size, max(1, flat.size // PLACES)):
+            channel = place // (flat.size // before.shape[0])
+            total, weights = 0.0, 0.0
+            for weight, sent, returned in parties:
+                value = _moved(
+                    recipe,
+                    float(flat[place]),
+                    _at(sent[name], place, channel),
+                    returned[name],
+                    place,
+                    channel,
+                )
+                total, weights = total + weight * value, weights + weight
+            if math.isnan(total):
+                continue
+            start = 0.0 if recipe.merge == "models" else float(flat[place])
+            room = _CLOSE * max(float(np.abs(before).max()), 1e-3)
+            yield float(after[place]), start + total / weights, room
+
+
+def _at(layer: QuantizedLayer, place: int, channel: int) -> tuple[float, float, int]:
+    """The centred code, the step and the bits of one weight."""
+    zero = 128.0 if layer.bits == 8 else (2**layer.bits - 1) / 2
+    steps = layer.step.reshape(-1)
+    step = float(steps[channel] if steps.size > 1 else steps[0])
+    return float(layer.codes.reshape(-1)[place]) - zero, step, layer.bits
+
+
+def _moved(
+    recipe: Any,
+    weight: float,
+    sent: tuple[float, float, int],
+    returned: QuantizedLayer,
+    place: int,
+    channel: int,
+) -> float:
+    """What the client adds at the place; NaN where rounding decides."""
+    centred, step, bits = sent
+    came, own_step, _ = _at(returned, place, channel)
+    if recipe.plan.update != "carried":
+        return own_step * came if recipe.merge == "models" else own_step * came - step * centred
+    moved = own_step * came / 256
+    half = 0.0 if bits == 8 else 0.5
+    # Codes lie at whole numbers plus `half`, from the lowest to the highest that the bits have.
+    least, most = (-127.0, 127.0) if bits == 8 else (-(2**bits - 1) / 2, (2**bits - 1) / 2)
+    position = centred + moved - half
+    if abs(position - math.floor(position) - 0.5) < _TIE:
+        return math.nan
+    ended = min(max(math.floor(position + 0.5) + half, least), most)
+    low = -math.inf if ended == least else step * (ended - 0.5)
+    high = math.inf if ended == most else step * (ended + 0.5)
+    return min(max(weight + moved * step, low), high) - weight
