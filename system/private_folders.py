@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedmpq.system.durable_files import flush
+
 OWNER_ONLY = 0o700
 
 
 def private_folder(folder: Path) -> Path:
-    """Makes `folder` and the missing ones above it with mode 0700; those that are there stay as they are."""
+    """Makes `folder` and the missing ones above it with mode 0700; those that are there stay as they are.
+
+    A power cut does not take away a folder that was made, and with it all that was flushed in there since.
+    """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(OWNER_ONLY, exist_ok=True)
         # The umask may have taken the owner's own rights away.
         path.chmod(OWNER_ONLY)
+        flush(path.parent)
     return folder
 
 
