@@ -96,6 +96,8 @@ class FastServer:
         assert self.program is not None
         wait_for_port(self.port, self.program)
 
+    def recorder(self, name: str) -> Recorder:
+        return Recorder(self.histories / f"{name}.jsonl")
+
     def stand_in(self, name: str, **facts: Any) -> StandIn:
-        recorder = Recorder(self.histories / f"{name}.jsonl")
-        return StandIn(self.address, name, recorder=recorder, **facts)
+        return StandIn(self.address, name, recorder=self.recorder(name), **facts)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +52,43 @@ class NoPostgres(RuntimeError):
     """Why none can be started here."""
 
 
+class Process:
+    """PostgreSQL itself."""
+
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
+        self._command = command
+        self._folder = folder
+        self.log = folder / "log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("a") as output:
+            self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=output, stderr=output)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT ends it in order, SIGQUIT as a crash does."""
+        self._process.send_signal(how)
+        self._process.wait(30)
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+
 @dataclass(frozen=True)
 class Server:
     """A running server; `url` leads to a database of it that is not ours to change."""
 
     url: URL
+    process: Process | None = None
+    """None: it was not started here."""
+
+    def restart(self) -> None:
+        """It crashes, and recovers what was committed. It ends with the thread that calls this."""
+        assert self.process is not None, f"{SETTING} names a server that is not ours to restart"
+        self.process.stop(signal.SIGQUIT)
+        self.process.start()
+        _wait(self, self.process)
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -108,24 +140,20 @@ def _started(folder: Path) -> Iterator[Server]:
         raise NoPostgres(f"{binaries / 'initdb'} failed: {made.stderr.strip()}")
     settings = ("listen_addresses=", "fsync=off", "max_connections=200", f"unix_socket_directories={folder}")
     flags = [word for setting in settings for word in ("-c", setting)]
-    log = folder / "log"
-    with log.open("w") as output:
-        command = _words_as(account, binaries / "postgres", "-D", data, *flags)
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+    process = Process(_words_as(account, binaries / "postgres", "-D", data, *flags), folder)
     try:
         url = URL.create("postgresql+psycopg", "fedmpq", database="postgres", query={"host": str(folder)})
-        _wait(server := Server(url), process, log)
+        _wait(server := Server(url, process), process)
         yield server
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.stop()
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(server: Server, process: Process) -> None:
     end = time.monotonic() + _START_SECONDS
     while not server.ready():
-        if process.poll() is not None or time.monotonic() > end:
-            raise NoPostgres(f"PostgreSQL did not start: {log.read_text().strip()}")
+        if not process.running or time.monotonic() > end:
+            raise NoPostgres(f"PostgreSQL did not start: {process.log.read_text().strip()}")
         time.sleep(0.05)
 
 
