@@ -173,6 +173,7 @@ class RoundWork(ABC):
             side=self._sent.side(seat.bit_widths),
             max_samples=min(max_samples, config.max_samples),
             max_norm=config.max_update_norm,
+            bounds=self._sent.statistics_bounds(seat.bit_widths),
             update=self.active.method.recipe.plan.update,
         )
 
@@ -376,8 +377,7 @@ class CalibrationWork(RoundWork):
         return False
 
     def check(self, data: bytes, seat: Seat, max_samples: int) -> None:
-        bounds = self._sent.statistics_bounds(seat.bit_widths)
-        check_calibration(self.active.graph, data, self.expected(seat, max_samples), bounds)
+        check_calibration(self.active.graph, data, self.expected(seat, max_samples))
 
     def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
         model, commit = self._merge(closed, timing)

@@ -18,8 +18,13 @@ from fedmpq.exchange.wire import WireError, decode_calibration, decode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 
-SIDE_FACTOR = 1000.0
-"""Side tensors move more freely than weights: a running variance may grow a hundredfold in a round."""
+SIDE_FACTOR = 10.0
+"""Scales and biases move more freely than weights: in the first rounds of a run by about their norm."""
+STATISTICS_FACTOR = 4.0
+"""How much larger running means, and the roots of running variances, may be than the sent weights allow: the
+weights move while they are gathered."""
+CLIP_FACTOR = 16.0
+"""A clip moves within a round by less than half; beyond this it is no clip of these activations."""
 
 MAX_LOSS = 1e6
 
@@ -41,6 +46,8 @@ class Expected:
     max_samples: int
     max_norm: float
     """The weights may move by this many times their norm."""
+    bounds: Mapping[str, NDArray[np.float64]]
+    """How large each BatchNorm statistic of the model that was sent can be."""
     update: UpdateRule = "paper"
     """Under "paper" a client returns its model, under "carried" what it has changed by."""
 
@@ -68,14 +75,12 @@ def check_update(graph: Graph, data: bytes, expected: Expected) -> Update:
         check_layer(name, layer, expected.layers[name])
     _check_norm(returned, expected)
     for name, tensor in update.side.items():
-        _check_side(name, tensor, expected.side[name], expected.max_norm)
+        _check_side(name, tensor, expected)
     return update
 
 
-def check_calibration(
-    graph: Graph, data: bytes, expected: Expected, bounds: Mapping[str, NDArray[np.float64]]
-) -> Calibration:
-    """The calibration in `data`, or Rejected; `bounds` are those of the model that was sent."""
+def check_calibration(graph: Graph, data: bytes, expected: Expected) -> Calibration:
+    """The calibration in `data`, or Rejected."""
     try:
         run_id, calibration = decode_calibration(graph, data)
     except WireError as error:
@@ -86,7 +91,7 @@ def check_calibration(
             f"it says it has {calibration.samples} samples; the client may say 1..{expected.max_samples}"
         )
     for name, tensor in calibration.statistics.items():
-        _check_statistics(name, tensor, bounds[name])
+        _check_statistics(name, tensor, expected.bounds[name])
     return calibration
 
 
@@ -145,11 +150,31 @@ def _check_norm(returned: Layers, expected: Expected) -> None:
         )
 
 
-def _check_side(name: str, returned: NDArray[np.float32], sent: NDArray[np.float32], max_norm: float) -> None:
+def _check_side(name: str, returned: NDArray[np.float32], expected: Expected) -> None:
+    sent = expected.side[name]
     if name.endswith(".running_var") and (returned < 0).any():
         raise Rejected(f"side tensor {name!r} holds a negative variance")
-    if name.endswith(".clip") and not (returned > 0).all():
-        raise Rejected(f"side tensor {name!r} is a clip of {float(returned):g}; clips are positive")
+    if name in expected.bounds:
+        factor = STATISTICS_FACTOR if name.endswith(".running_mean") else STATISTICS_FACTOR**2
+        # What was sent may be larger, for it was gathered with other weights.
+        _check_statistics(name, returned, np.maximum(factor * expected.bounds[name], np.abs(sent)))
+    elif name.endswith(".clip"):
+        _check_clip(name, float(returned), float(sent))
+    else:
+        _check_move(name, returned, sent, expected.max_norm)
+
+
+def _check_clip(name: str, returned: float, sent: float) -> None:
+    if not returned > 0:
+        raise Rejected(f"side tensor {name!r} is a clip of {returned:g}; clips are positive")
+    if not sent / CLIP_FACTOR <= returned <= sent * CLIP_FACTOR:
+        raise Rejected(
+            f"side tensor {name!r} is a clip of {returned:.3g}; it was sent as {sent:.3g} and may change by "
+            f"a factor of {CLIP_FACTOR:g}"
+        )
+
+
+def _check_move(name: str, returned: NDArray[np.float32], sent: NDArray[np.float32], max_norm: float) -> None:
     moved = math.sqrt(_power(returned.astype(np.float64) - sent))
     allowed = SIDE_FACTOR * max_norm * (math.sqrt(_power(sent)) + math.sqrt(sent.size))
     if moved > allowed:
