@@ -6,7 +6,10 @@ zero point `z` and the step `s` of a layer, and `d_n` what the client says that 
     carried change   d_n = j (c - z) s / 256; the client ended at the code nearest to its own code, moved so,
                      and W + d_n is kept within half a step of that code
     returned model   d_n = s (c_returned - z) - s (c_sent - z'); or the returned value itself is averaged
-    merge            W + sum_n w_n d_n / sum_n w_n
+    merge            W + sum_n w_n f_n d_n / sum_n w_n, f_n being 1 for a plain mean
+
+Weights `w_n` and factors `f_n` of a rule that trusts clients differently are the rule's own (method.robust),
+which has references of its own in its tests.
 
 A place whose client ended just between two codes is left out: rounding decides there, not the formula.
 """
@@ -15,11 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedmpq.exchange.messages import unpack_layers
+from fedmpq.method.robust import Votes, votes
 from fedmpq.model.quantized import QuantizedLayer
 
 if TYPE_CHECKING:
@@ -40,14 +45,13 @@ def _compared(replay: Replay, step: Step) -> Iterator[tuple[float, float, float]
     """The method's weight, the formulas', and how far they may be apart for rounding alone."""
     recipe, graph = replay.method.recipe, replay.graph
     quantizer = replay.method.quantizer(step.sent)
-    budgets = {client.client: client.budget for client in step.sent.clients}
     seats = {seat.client: seat for seat in step.round.seats}
+    counted = _counted(replay, step)
     parties = []
-    for update in step.updates:
-        bits = 8.0 if recipe.deal == "full" else budgets[update.client]
-        weight = update.samples * (bits if recipe.weigh_by == "bits" else 1.0)
+    for place, update in enumerate(step.updates):
         sent = quantizer.layers(seats[update.client].bit_widths)
-        parties.append((weight, sent, unpack_layers(graph, update.layers)))
+        factors = {name: 1.0 if counted.factors is None else counted.factors[name][place] for name in sent}
+        parties.append((counted.weights[place], factors, sent, unpack_layers(graph, update.layers)))
     for name, before in step.sent.weights.items():
         if name in graph.frozen_layers:
             continue
@@ -55,7 +59,7 @@ def _compared(replay: Replay, step: Step) -> Iterator[tuple[float, float, float]
         for place in range(0, flat.size, max(1, flat.size // PLACES)):
             channel = place // (flat.size // before.shape[0])
             total, weights = 0.0, 0.0
-            for weight, sent, returned in parties:
+            for weight, factors, sent, returned in parties:
                 value = _moved(
                     recipe,
                     float(flat[place]),
@@ -64,12 +68,35 @@ def _compared(replay: Replay, step: Step) -> Iterator[tuple[float, float, float]
                     place,
                     channel,
                 )
-                total, weights = total + weight * value, weights + weight
+                total, weights = total + weight * factors[name] * value, weights + weight
             if math.isnan(total):
                 continue
             start = 0.0 if recipe.merge == "models" else float(flat[place])
             room = _CLOSE * max(float(np.abs(before).max()), 1e-3)
             yield float(after[place]), start + total / weights, room
+
+
+def _counted(replay: Replay, step: Step) -> Votes:
+    """What each client counts: its samples as of when it was chosen, times its bits where they count."""
+    recipe, method = replay.method.recipe, replay.method
+    records = {client.client: client for client in step.sent.clients}
+    seats = {seat.client: seat for seat in step.round.seats}
+    senders, own = [], []
+    for update in step.updates:
+        record = records[update.client]
+        bits = 8.0 if recipe.deal == "full" else record.budget
+        own.append(min(update.samples, record.samples) * (bits if recipe.weigh_by == "bits" else 1.0))
+        senders.append(replace(record, dealt=seats[update.client].bit_widths))
+    fleet = [c.samples * (c.budget if recipe.weigh_by == "bits" else 1.0) for c in step.sent.clients]
+    limit = math.inf if recipe.share_limit is None else recipe.share_limit * _median(fleet)
+    weights = np.array([min(one, limit) for one in own])
+    return votes(recipe.aggregation, weights, method._changes(step.sent, step.updates, senders))
+
+
+def _median(numbers: list[float]) -> float:
+    """The median."""
+    ordered, half = sorted(numbers), len(numbers) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _at(layer: QuantizedLayer, place: int, channel: int) -> tuple[float, float, int]:

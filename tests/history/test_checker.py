@@ -240,8 +240,8 @@ def merge_another_update(history: History) -> str:
     """The store says that an update was merged, and W was made with another weight of it."""
     name = history.stored.rounds[0].answers()[0][1].payload
     run_id, update = decode_update(GRAPH, history.told.payloads[name])
-    heavier = replace(update, samples=2 * update.samples)
-    history.told.payloads[name] = encode_update(GRAPH, run_id, heavier)
+    lighter = replace(update, samples=update.samples // 2)
+    history.told.payloads[name] = encode_update(GRAPH, run_id, lighter)
     return "the updates of all rounds make"
 
 
