@@ -205,6 +205,10 @@ class Session:
             )
             await self._drop_job()
             self._state.outbox.clear()
+        elif self._sent is not None and _address(self._sent.key) == address:
+            key, self._sent = self._sent.key, None
+            text = "round %d: the %s that was delivered does not count: %s"
+            log.warning(text, key.round, _answer(key), cancelled.reason, extra=_facts(key))
 
     async def _end_run(self, ended: pb.RunEnded) -> None:
         log.info(

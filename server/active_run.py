@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedmpq.exchange.messages import Phase
 from fedmpq.exchange.wire import calibration_bytes_bound, model_bytes_bound
@@ -37,6 +38,8 @@ class ActiveRun:
         self.graph_bytes = blobs.read(run.graph)
         self.graph = Graph.from_bytes(self.graph_bytes)
         self.method = served_method(self.config, self.graph)
+        self.accuracy: float | None = None
+        """What the server last measured of a model that it handed out; None: it has measured none."""
         self._know(members)
         stored = unpack_model(self.graph, blobs.read(run.model))
         self.model = stored.after(run.round, run.bit_widths, tuple(member.record for member in members))
@@ -47,7 +50,10 @@ class ActiveRun:
 
     @classmethod
     def load(cls, store: Store, blobs: Blobs, run: Run) -> ActiveRun:
-        return cls(run, blobs, store.members(run.run_id))
+        active = cls(run, blobs, store.members(run.run_id))
+        if run.ready:
+            active.measured(store.round(run.run_id, run.ready).metrics)
+        return active
 
     def _know(self, members: Sequence[Member]) -> None:
         self.members = {member.client_id: member for member in members}
@@ -106,6 +112,11 @@ class ActiveRun:
         self._know(members)
         records = tuple(member.record for member in members)
         self.model = replace(self.model, bit_widths=bit_widths, clients=records)
+
+    def measured(self, metrics: Mapping[str, Any]) -> None:
+        """What is known of a round whose model is handed out."""
+        if metrics.get("measured_by") == "server":
+            self.accuracy = metrics["mean_deployed_accuracy"]
 
     def merged(self, run: Run, model: GlobalModel, members: Sequence[Member]) -> None:
         """The store has taken the merged round or calibration."""

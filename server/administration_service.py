@@ -94,8 +94,9 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
 
     def _add_reason(self, status: pb.RunStatus) -> None:
         active = self._coordinator.active
-        if active is not None and status.run_id == active.run.run_id and not status.reason:
-            status.reason = self._coordinator.waiting_for
+        if active is not None and status.run_id == active.run.run_id and status.state != "paused":
+            said = (status.reason, self._coordinator.waiting_for)
+            status.reason = "; ".join(words for words in said if words)
 
     async def _status(self) -> pb.ServerStatus:
         """What the store knows, and who is connected and doing what."""

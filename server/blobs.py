@@ -32,6 +32,11 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 class BlobError(ValueError):
     """A place for blobs that cannot be used, or a blob that is not there or damaged."""
 
+    def __init__(self, message: str, name: bytes | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        """Of the blob; None: the whole place cannot be used."""
+
 
 class Blobs(Protocol):
     """Bytes by their SHA-256. `lock` is held by who puts a blob until the fact that refers to it is stored,
@@ -86,7 +91,9 @@ class FolderBlobs:
         try:
             data = self.path(name).read_bytes()
         except FileNotFoundError:
-            raise BlobError(f"blob {name.hex()} is missing from {self._folder}; bring it back") from None
+            raise BlobError(
+                f"blob {name.hex()} is missing from {self._folder}; bring it back", name
+            ) from None
         return _checked(name, data)
 
     def delete(self, name: bytes) -> None:
@@ -126,7 +133,7 @@ class RemoteBlobs:
         try:
             data: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
-            raise BlobError(f"blob {name.hex()} is missing from {self._root}; bring it back") from None
+            raise BlobError(f"blob {name.hex()} is missing from {self._root}; bring it back", name) from None
         return _checked(name, data)
 
     def delete(self, name: bytes) -> None:
@@ -285,5 +292,6 @@ class Outgoing:
 
 def _checked(name: bytes, data: bytes) -> bytes:
     if digest(data) != name:
-        raise BlobError(f"blob {name.hex()} is damaged: its bytes have another hash; bring back a good copy")
+        message = f"blob {name.hex()} is damaged: its bytes have another hash; bring back a good copy"
+        raise BlobError(message, name)
     return data

@@ -128,6 +128,9 @@ class Collecting:
         return True
 
     async def _spares(self) -> list[Client]:
+        """Nobody, while the run is paused: it takes nobody new into its round."""
+        if self._active.run.state == "paused":
+            return []
         return await spares(self._resources, self._active, self._round.stored)
 
     def _is_here(self, seat: Seat) -> bool:

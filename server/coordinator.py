@@ -14,21 +14,23 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedmpq.method.aggregate import MergeError
 from fedmpq.server.active_run import ActiveRun, ReplayError
 from fedmpq.server.blobs import BlobError, Blobs, Outgoing, Uploads
 from fedmpq.server.collecting import Collecting
 from fedmpq.server.connections import Connection, Connections
-from fedmpq.server.exports import ExportFailed, Exports
+from fedmpq.server.exports import Exports
 from fedmpq.server.farewells import Farewells
+from fedmpq.server.final_exports import FinalExports
+from fedmpq.server.going_on import GoingOn
+from fedmpq.server.merge_failures import MergeFailed
 from fedmpq.server.resources import Ended, Resources, Stopped, Tally
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_opening import open_next, take_up
 from fedmpq.server.store.errors import StoreError, UpdateRefused
 from fedmpq.server.store.protocol import Store
-from fedmpq.server.store.records import RoundAddress, Run, Seat
-from fedmpq.system.logs import say
+from fedmpq.server.store.records import ENDED, RoundAddress, Run, Seat
+from fedmpq.system.logs import say, with_facts
 
 T = TypeVar("T")
 log = logging.getLogger("fedmpq.server")
@@ -65,6 +67,9 @@ class Coordinator:
         self._resources = Resources(store, blobs, outgoing, connections, clock, steady)
         self._clock = clock
         self._farewells = Farewells(connections)
+        self._final_exports = FinalExports(self._resources, exports)
+        self._controls = 0
+        """How often the operator has changed a run."""
         self._uninterrupted: set[asyncio.Task[Any]] = set()
 
     @property
@@ -84,7 +89,7 @@ class Coordinator:
         last = await self._owe_farewells()
         if last is not None:
             # A server that was killed may not have come to it; no later run has begun before.
-            await self._export(last)
+            await self._final_exports.make(last)
         try:
             while True:
                 seen = self.connections.changed.count
@@ -120,10 +125,40 @@ class Coordinator:
             self.loading, self.round = True, None
             await self._pause_before_retry()
             return
-        except (BlobError, MergeError, ReplayError) as error:
-            say(log, "the run cannot go on", level=logging.ERROR, run=run.name, error=str(error))
-            await asyncio.to_thread(self.store.abort_run, run.run_id, str(error), self._clock())
+        except Stopped:
+            raise
+        except Exception as error:
+            await self._hold(run, error)
+            return
         await self._finish(run.run_id)
+
+    async def _hold(self, run: Run, error: Exception) -> None:
+        """The run waits until the operator has mended what is wrong and resumes it, or aborts it."""
+        foreseen = isinstance(error, (BlobError, ReplayError))
+        level, trace = logging.ERROR, None if foreseen else error
+        reason = str(error) or type(error).__name__
+        log.log(
+            level,
+            "the run cannot go on",
+            exc_info=trace,
+            extra=with_facts({"run": run.name, "error": reason}),
+        )
+        self.loading, self.round = True, None
+        try:
+            held = await asyncio.to_thread(
+                self.store.pause_run, run.run_id, f"{reason}; then: fedmpq runs resume"
+            )
+        except StoreError:
+            # It has ended meanwhile.
+            return
+        self._controlled(held)
+        while held.state == "paused":
+            seen = self.connections.changed.count
+            self._resources.check_stop()
+            await self.connections.changed.wait(seen)
+            held = await asyncio.to_thread(self.store.run, run.run_id)
+        if held.state in ENDED:
+            await self._finish(run.run_id)
 
     async def _pause_before_retry(self) -> None:
         end = time.monotonic() + RETRY_SECONDS
@@ -136,6 +171,7 @@ class Coordinator:
         """The run where it was left, with the round it has open."""
         load = self._resources.workers.merge(ActiveRun.load, self.store, self.blobs, run)
         active = self.active = await load
+        await self._catch_up(active)
         stored = await asyncio.to_thread(self.store.current_round, run.run_id)
         if stored is None:
             await asyncio.to_thread(self.outgoing.keep_only, ())
@@ -147,6 +183,14 @@ class Coordinator:
         say(log, f"{phase} goes on", run=run.name, round=number, **current.counts())
         current.assign()
         return active
+
+    async def _catch_up(self, active: ActiveRun) -> None:
+        """The operator may have paused or resumed the run while it was read, when nobody was here to hear."""
+        seen = -1
+        while seen != self._controls:
+            seen = self._controls
+            run = await asyncio.to_thread(self.store.run, active.run.run_id)
+        active.run = run
 
     async def _rounds(self, active: ActiveRun) -> None:
         """Until the run has ended, which raises Ended."""
@@ -169,7 +213,15 @@ class Coordinator:
 
     async def _go_through(self, current: RoundInProgress) -> None:
         await Collecting(self._resources, current).until_enough()
-        await current.merge()
+        going_on = GoingOn(self._resources, current)
+        try:
+            await current.merge()
+        except MergeFailed as failure:
+            if not await going_on.after(failure):
+                return
+        except BlobError as error:
+            await going_on.with_lost(error)
+            return
         self.round = None
         await self._tidy_uploads()
         self.connections.changed.ring()
@@ -194,7 +246,7 @@ class Coordinator:
     async def _finish(self, run_id: str) -> None:
         """Tell everyone that the run is over and forget what only it needed."""
         run = await asyncio.to_thread(self.store.run, run_id)
-        await self._export(run)
+        await self._final_exports.make(run)
         if self.round is not None:
             self.round.cancel(self.round.stored.seats_in("selected"), "the run was aborted")
         self.active = self.round = None
@@ -216,19 +268,6 @@ class Coordinator:
             members = await asyncio.to_thread(self.store.members, last.run_id)
             self._farewells.owe([member.client_id for member in members], run_ended(last))
         return last
-
-    async def _export(self, run: Run) -> None:
-        """The model files the run asks for. It is finished without them too, so a failure is only told."""
-        wanted = run.config.get("export", ()) if run.state == "finished" else ()
-        if all(self.exports.has(run, each) for each in wanted):
-            return
-        self._resources.waiting_for = "the export"
-        try:
-            made = [await self.exports.make(run, each) for each in wanted]
-        except (ExportFailed, OSError) as error:
-            say(log, "no model files", level=logging.ERROR, run=run.name, error=str(error))
-        else:
-            say(log, "model files made", run=run.name, files=sum(map(len, made)))
 
     # What the services ask for
 
@@ -309,6 +348,7 @@ class Coordinator:
         return self._controlled(run)
 
     def _controlled(self, run: Run) -> Run:
+        self._controls += 1
         if self.active is not None and self.active.run.run_id == run.run_id:
             self.active.run = run
         say(log, f"run {run.state}", run=run.name, reason=run.reason or None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Connection,
@@ -34,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 
@@ -144,6 +145,8 @@ rounds = Table(
     Column("deadline", Double),
     # How often the deadline passed without a quorum.
     Column("extended", Integer, nullable=False),
+    # How often its answers could not be merged and no sender of a bad one was found.
+    Column("failures", Integer, nullable=False, server_default="0"),
     # What was measured, as JSON; NULL until it is merged. A calibration adds to its training's.
     Column("metrics", Text),
     # The global model this round made; NULL until then, when it was swept, and of a calibration.
@@ -178,6 +181,35 @@ seats = Table(
     Column("receipt_id", String(32)),
     ForeignKeyConstraint(["run_id", "round", "phase"], ["rounds.run_id", "rounds.round", "rounds.phase"]),
     ForeignKeyConstraint(["run_id", "client"], ["members.run_id", "members.client"]),
+)
+
+# Answers that had a receipt and do not count, for good: what a seat says of itself changes with its round.
+thrown_out = Table(
+    "thrown_out",
+    metadata,
+    Column("sequence", Integer, primary_key=True),
+    Column("run_id", String(32), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("client", Integer, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("receipt_id", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    # Whether it counts against its sender.
+    Column("struck", Boolean, nullable=False),
+    Column("time", Double, nullable=False),
+    ForeignKeyConstraint(["run_id", "client"], ["members.run_id", "members.client"]),
+)
+
+# Names of all blobs that were put, from before that until after they are deleted. No other is ever deleted.
+blobs = Table("blobs", metadata, Column("name", LargeBinary, primary_key=True))
+
+# About the database itself: its id, which its blobs bear too, and where they are.
+facts = Table(
+    "facts",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
 )
 
 

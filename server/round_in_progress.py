@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedmpq.exchange.wire import digest
 from fedmpq.server.connections import Connection
+from fedmpq.server.merge_failures import NOT_THE_ANSWERS, merge_failure
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_events import run_described, work_assigned, work_cancelled
 from fedmpq.server.round_time import RoundTime
@@ -43,6 +44,8 @@ class RoundInProgress:
         """The round as the store has it."""
         self.doing: dict[int, str] = {}
         """By client: "training", "measuring" or "uploading"; only for the operator's eyes."""
+        self.failed: set[str] = set()
+        """Clients whose answers could not be merged; others are asked first."""
         self._resources = resources
         self._connections = resources.connections
         self._store = resources.store
@@ -166,6 +169,11 @@ class RoundInProgress:
         self.say("client declined", level=logging.WARNING, client=seat.client, reason=reason)
         self._connections.changed.ring()
 
+    async def change(self, store: Callable[[], Round]) -> None:
+        """The store has the round in another form."""
+        async with self._lock:
+            self.stored = await asyncio.to_thread(store)
+
     def _change(self, changed: Seat) -> None:
         seats = tuple(changed if seat.client == changed.client else seat for seat in self.stored.seats)
         self.stored = replace(self.stored, seats=seats)
@@ -175,6 +183,8 @@ class RoundInProgress:
     async def deal_to(self, others: Sequence[Client], count: int) -> Seating:
         """Places for so many of the others, or all if they are fewer."""
         outgoing = self._resources.outgoing
+        fresh = [client for client in others if client.client_id not in self.failed]
+        others = fresh if len(fresh) >= count else others
         return await self._resources.workers.merge(self.work.seat, others, count, outgoing)
 
     async def reopen(
@@ -225,12 +235,14 @@ class RoundInProgress:
     # Merging
 
     async def merge(self) -> None:
-        """Close the round and merge its answers; the run at work has the new model then."""
+        """Close the round and merge its answers, for the run at work to have a new model; raises MergeFailed
+        if they cannot be merged, and BlobError if one cannot be read."""
         if pending := self.stored.seats_in("selected"):
             await self._close(pending)
         self._resources.waiting_for = "the merge"
         merged, members = await self._resources.workers.merge(self._commit)
         self.active.merged(merged.run, merged.model, members)
+        self.active.measured(merged.commit.metrics)
         self._count(merged)
 
     async def _close(self, pending: Sequence[Seat]) -> None:
@@ -244,8 +256,15 @@ class RoundInProgress:
         self._resources.tally.cut += len(cut)
 
     def _commit(self) -> tuple[Merged, list[Member]]:
-        with self._resources.blobs.lock:
-            merged = self.work.finish(self._store, self.stored, self.time.timing(), self._resources.clock)
+        timing = self.time.timing()
+        try:
+            with self._resources.blobs.lock:
+                merged = self.work.finish(self._store, self.stored, timing, self._resources.clock)
+        except NOT_THE_ANSWERS:
+            raise
+        except Exception as error:
+            log.info("a merge failed", exc_info=error)
+            raise merge_failure(error, self.work, self.stored, timing) from error
         self._resources.sweep(answer.payload for _, answer in self.stored.answers())
         return merged, self._store.members(merged.run.run_id)
 
@@ -256,9 +275,7 @@ class RoundInProgress:
         tally.bytes_up += sum(commit.bytes_up.values())
         tally.bytes_down += sum(commit.bytes_down.values())
         tally.round_seconds += self.time.elapsed
-        facts = {name: value for name, value in commit.metrics.items() if name not in ("bit_widths", "round")}
-        told = {name: value for name, value in facts.items() if value not in ({}, "", None)}
-        self.say(self.work.merged_words, of=self.active.config.rounds, **told)
+        self.say(self.work.merged_words, of=self.active.config.rounds, **_told(commit.metrics))
 
     # Telling the operator
 
@@ -272,5 +289,10 @@ class RoundInProgress:
 
     def say(self, what: str, level: int = logging.INFO, **facts: Any) -> None:
         """An event of this round in the log."""
-        run, number = self.active.run.name, self.stored.address.number
-        say(log, what, level=level, run=run, round=number, **facts)
+        say(log, what, level=level, run=self.active.run.name, round=self.stored.address.number, **facts)
+
+
+def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What the log tells of a merged round."""
+    facts = {name: value for name, value in metrics.items() if name not in ("bit_widths", "round")}
+    return {name: value for name, value in facts.items() if value not in ({}, "", None)}

@@ -17,12 +17,14 @@ import numpy as np
 from fedmpq.exchange.messages import Calibration, Phase, Update
 from fedmpq.exchange.wire import decode_calibration, decode_update
 from fedmpq.method.archive import Tensors, pack_model
-from fedmpq.method.evaluation import by_budget, deployed_accuracies, reported_accuracies
+from fedmpq.method.evaluation import deployed_accuracies, reported_accuracies
 from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.state import ClientRecord, GlobalModel
+from fedmpq.method.usable_model import check_usable
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
 from fedmpq.server.learned_deadline import SLOWEST, learned_seconds
+from fedmpq.server.round_facts import accuracy_facts, check_drop, traffic
 from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
@@ -185,6 +187,19 @@ class RoundWork(ABC):
     def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
         """Merge the answers of a closed round and store what it has come to."""
 
+    @abstractmethod
+    def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, Commit]:
+        """What the answers of a closed round come to, with nothing stored and the commit's `model` empty.
+
+        Raises if they make no model that boards can run, or one that is too much worse than the last.
+        """
+
+    def _facts(self, model: GlobalModel, accuracies: dict[int, float], measured_by: str) -> dict[str, Any]:
+        """The accuracy, unless it is too much worse."""
+        facts = accuracy_facts(model, accuracies, measured_by)
+        check_drop(self.active.accuracy, facts, self.active.config.max_accuracy_drop)
+        return facts
+
     def _dealt_model(self, answers: Answers) -> GlobalModel:
         """The run's model, with the bit-widths at which those who answered were sent it."""
         return replace(self.active.model, dealt={seat.client: seat.bit_widths for seat, _ in answers})
@@ -266,11 +281,12 @@ class TrainingWork(RoundWork):
         check_update(self.active.graph, data, self.expected(seat, max_samples))
 
     def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
-        model, commit = self._merge(closed, timing)
+        model, commit = self.attempt(closed, timing)
+        commit = replace(commit, model=self._keep(model))
         return Merged(store.commit_round(self.address.run_id, commit, clock()), model, commit)
 
-    def _merge(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, TrainingCommit]:
-        """The next global model and the facts to commit; its blob is durable when this returns."""
+    def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, TrainingCommit]:
+        """The next global model and the facts to commit."""
         started = time.monotonic()
         active, answers = self.active, closed.answers()
         updates: list[Update] = []
@@ -278,14 +294,15 @@ class TrainingWork(RoundWork):
         due = active.calibrates_after(merged.round)
         here = self._calibrated_here(merged) if due else None
         merged, due = here or merged, due and here is None
+        check_usable(active.method, merged)
         # The server measures what is handed out, and that is not ready before its calibration.
         waits = due and active.config.test_data is not None
         accuracies, measured_by = ({}, "") if waits else self._measure(merged, updates)
-        bytes_up, bytes_down = _traffic(closed)
+        bytes_up, bytes_down = traffic(closed)
         weights = [update.samples for update in updates]
         metrics = {
             "round": merged.round,
-            **_accuracy_facts(merged, accuracies, measured_by),
+            **self._facts(merged, accuracies, measured_by),
             "loss": float(np.average([update.loss for update in updates], weights=weights)),
             "seconds": timing.elapsed + time.monotonic() - started,
             "updates": len(answers),
@@ -304,7 +321,7 @@ class TrainingWork(RoundWork):
             round=merged.round,
             last=not due and merged.round >= active.config.rounds,
             ready=not due and (here is not None or not active.method.calibrates),
-            model=self._keep(merged),
+            model=b"",
             bit_widths=merged.bit_widths,
             records=[record for record in merged.clients if record.client in seated],
             accuracies=accuracies,
@@ -380,20 +397,22 @@ class CalibrationWork(RoundWork):
         check_calibration(self.active.graph, data, self.expected(seat, max_samples))
 
     def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
-        model, commit = self._merge(closed, timing)
+        model, commit = self.attempt(closed, timing)
+        commit = replace(commit, model=self._keep(model))
         return Merged(store.commit_calibration(self.address.run_id, commit, clock()), model, commit)
 
-    def _merge(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, CalibrationCommit]:
+    def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, CalibrationCommit]:
         """The model with the statistics that clients measured, and the facts to commit."""
         started = time.monotonic()
         active, answers = self.active, closed.answers()
         found = self._calibrations(answers)
         model = _undealt(active.method.calibrated(self._dealt_model(answers), found))
+        check_usable(active.method, model)
         facts, accuracies = dict(self._trained.metrics), dict[int, float]()
         if active.config.test_data is not None:
             accuracies, measured_by = self._measure(model, ())
-            facts |= _accuracy_facts(model, accuracies, measured_by)
-        bytes_up, bytes_down = _traffic(closed)
+            facts |= self._facts(model, accuracies, measured_by)
+        bytes_up, bytes_down = traffic(closed)
         metrics = facts | {
             "calibrated_on": "clients",
             "calibrated_by": len(answers),
@@ -405,7 +424,7 @@ class CalibrationWork(RoundWork):
         return model, CalibrationCommit(
             round=model.round,
             last=model.round >= active.config.rounds,
-            model=self._keep(model),
+            model=b"",
             accuracies=accuracies,
             bytes_up=bytes_up,
             bytes_down=bytes_down,
@@ -428,17 +447,3 @@ def work_of(active: ActiveRun, stored: Round, slowest: Sequence[float]) -> Round
 def _undealt(model: GlobalModel) -> GlobalModel:
     """A new model that nobody has been sent yet."""
     return replace(model, dealt={})
-
-
-def _traffic(closed: OpenedRound) -> tuple[dict[int, int], dict[int, int]]:
-    """Payload bytes by client: of answers, and of what was sent."""
-    up = {seat.client: answer.payload_bytes for seat, answer in closed.answers()}
-    return up, {seat.client: seat.payload_bytes for seat in closed.seats}
-
-
-def _accuracy_facts(model: GlobalModel, accuracies: dict[int, float], measured_by: str) -> dict[str, Any]:
-    return {
-        "deployed_accuracy": by_budget(accuracies, model.clients),
-        "mean_deployed_accuracy": float(np.mean(list(accuracies.values()))) if accuracies else None,
-        "measured_by": measured_by if accuracies else "",
-    }

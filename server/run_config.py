@@ -63,6 +63,9 @@ class RunConfig(MethodSettings):
     """An update is refused if it moves the weights by more than this many times their norm."""
     max_samples: int = 10_000_000
     """A client that says it has more is not selected: an update counts by its samples."""
+    max_accuracy_drop: float | None = None
+    """A round whose model the server measures to be worse than the last by more than this share of its test
+    images does not count; None: the model is taken as it is."""
     keep_models: int = 1
     """How many of the last rounds' global models stay in the store."""
     export: tuple[str, ...] = ()
@@ -96,6 +99,10 @@ class RunConfig(MethodSettings):
         self._check_numbers()
         self._check_clients()
         self._check_images()
+        if self.max_accuracy_drop is not None and self.test_data is None:
+            raise ConfigError(
+                "max_accuracy_drop needs test_data: the server compares what it measures itself"
+            )
         if self.calibration_data is not None and not self.calibrates:
             raise ConfigError("calibration_data goes with statistics = 'calibrated'")
 
@@ -106,6 +113,7 @@ class RunConfig(MethodSettings):
         _within("over_selection", self.over_selection, 0, 10)
         _within("deadline_seconds", self.deadline_seconds or 0.0, 0, 1e9)
         _within("away_seconds", self.away_seconds, 1, 1e9)
+        _within("max_accuracy_drop", self.max_accuracy_drop or 0.0, 0, 1)
         _within("calibration_seconds", self.calibration_seconds, 1, 1e9)
         for name, high in (("quorum", 1.0), ("participation", 1.0), ("max_update_norm", math.inf)):
             value = getattr(self, name)

@@ -19,6 +19,7 @@ from fedmpq.server.store.records import (
     RoundAddress,
     Run,
     Seat,
+    ThrownOut,
     TrainingCommit,
     TrainingRound,
 )
@@ -101,7 +102,9 @@ class Runs(Protocol):
     def last_ended(self) -> Run | None:
         """The run that ended last."""
 
-    def pause_run(self, run_id: str) -> Run: ...
+    def pause_run(self, run_id: str, reason: str = ...) -> Run:
+        """The run waits until it is resumed; a run that is paused already gets another reason, unless it is
+        the operator who asks."""
 
     def resume_run(self, run_id: str) -> Run:
         """Back to where it was paused."""
@@ -193,7 +196,48 @@ class Rounds(Protocol):
         """The round's model has its statistics: model, metrics and perhaps the run's end, all or nothing."""
 
 
-class Store(Enrolment, Runs, Rounds, Protocol):
+class FailedMerges(Protocol):
+    """Answers that had their receipts and do not count after all, or not yet."""
+
+    def throw_out(self, address: RoundAddress, clients: Iterable[int], reason: str, now: float) -> Round:
+        """The answers of these clients kept the open round from being merged: they are rejected after the
+        fact, with a strike for each."""
+
+    def do_anew(self, address: RoundAddress, reason: str, deadline: float | None, now: float) -> Round:
+        """The open round could not be merged and nobody was found to blame: no answer of it counts, and all
+        places are free again."""
+
+    def ask_again(self, address: RoundAddress, client: int, reason: str, deadline: float | None) -> Round:
+        """The server has lost the client's answer: its place waits for it once more, and the same answer has
+        the same receipt."""
+
+    def undo(self, calibration: RoundAddress, reason: str, last: bool, now: float) -> Run:
+        """The open calibration shows that the model is not worth keeping: the run has its last model that was
+        handed out again, and what was trained since does not count. The rounds keep their numbers."""
+
+    def thrown_out(self, run_id: str) -> list[ThrownOut]:
+        """All of the run, the first one first."""
+
+
+class OwnFacts(Protocol):
+    """What the store knows of itself and of the blobs that belong to it."""
+
+    def fact(self, name: str) -> str | None:
+        """What was remembered under that name."""
+
+    def remember(self, **values: str) -> None: ...
+
+    def record_blob(self, name: bytes) -> None:
+        """A blob of that name is about to be put."""
+
+    def recorded_blobs(self) -> set[bytes]:
+        """Those that were put by this store and not forgotten."""
+
+    def forget_blobs(self, names: Iterable[bytes]) -> None:
+        """Blobs that are deleted."""
+
+
+class Store(Enrolment, Runs, Rounds, FailedMerges, OwnFacts, Protocol):
     """All the facts of one server."""
 
     def blobs_in_use(self) -> set[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedmpq.exchange.messages import Phase
@@ -104,9 +104,23 @@ class Seat:
     payload_bytes: int
     state: SeatState = "selected"
     reason: str = ""
-    """Why it was rejected or cut, or why the client declined."""
+    """Why it was rejected or cut, why the client declined, or why it is asked for its answer again."""
     answer: Answer | None = None
     """None unless the state is "updated"."""
+
+
+@dataclass(frozen=True)
+class ThrownOut:
+    """An answer that had a receipt and does not count."""
+
+    number: int
+    phase: Phase
+    client: int
+    payload: bytes
+    receipt_id: str
+    reason: str
+    struck: bool
+    """Whether it counts against its sender."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,8 @@ class OpenedRound:
     """None: it waits as long as it takes."""
     extended: int
     """How often the deadline passed without enough answers."""
+    failures: int = field(default=0, kw_only=True)
+    """How often its answers could not be merged, whoever was to blame."""
     seats: tuple[Seat, ...]
     """In the order of client numbers."""
 

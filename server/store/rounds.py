@@ -95,7 +95,7 @@ class SqlRounds(Transactions):
         with self._write() as connection:
             changed = connection.execute(
                 update(rounds)
-                .where(_is_open(address))
+                .where(is_open(address))
                 .values(deadline=deadline, extended=rounds.c.extended + int(extended))
             )
             if changed.rowcount != 1:
@@ -103,18 +103,16 @@ class SqlRounds(Transactions):
             _cut(connection, address, reason, cut)
             for seat in seats:
                 connection.execute(
-                    delete(seats_table).where(_is_seat(address, seat.client), seats_table.c.state.in_(LEFT))
+                    delete(seats_table).where(is_seat(address, seat.client), seats_table.c.state.in_(LEFT))
                 )
             _seat(connection, address, members, seats)
-            return _read_round(connection, address)
+            return read_round(connection, address)
 
     def close_round(self, address: RoundAddress, reason: str) -> Round:
         with self._write() as connection:
-            waiting = select(seats_table.c.client).where(
-                _has_seat(address), seats_table.c.state == "selected"
-            )
+            waiting = select(seats_table.c.client).where(has_seat(address), seats_table.c.state == "selected")
             _cut(connection, address, reason, connection.execute(waiting).scalars().all())
-            return _read_round(connection, address)
+            return read_round(connection, address)
 
     def current_round(self, run_id: str) -> Round | None:
         chosen = select(rounds.c.round, rounds.c.phase).where(
@@ -122,9 +120,7 @@ class SqlRounds(Transactions):
         )
         with self._read() as connection:
             row = connection.execute(chosen).one_or_none()
-            return (
-                None if row is None else _read_round(connection, RoundAddress(run_id, row.round, row.phase))
-            )
+            return None if row is None else read_round(connection, RoundAddress(run_id, row.round, row.phase))
 
     def round(self, run_id: str, number: int) -> TrainingRound:
         with self._read() as connection:
@@ -154,7 +150,7 @@ class SqlRounds(Transactions):
         chosen = (
             select(seats_table)
             .join(members_table, same_client)
-            .where(_has_seat(address), members_table.c.client_id == client_id)
+            .where(has_seat(address), members_table.c.client_id == client_id)
         )
         with self._read() as connection:
             row = connection.execute(chosen).one_or_none()
@@ -163,20 +159,24 @@ class SqlRounds(Transactions):
     def add_answer(self, address: RoundAddress, client: int, payload: bytes, payload_bytes: int) -> str:
         alive = select(runs.c.run_id).where(runs.c.run_id == address.run_id, runs.c.state != "aborted")
         with self._write() as connection:
-            receipt_id = uuid.uuid4().hex
+            # Who was asked for the same answer again keeps the receipt it has.
+            kept = select(seats_table.c.receipt_id).where(
+                is_seat(address, client), seats_table.c.update == payload
+            )
+            receipt_id = connection.execute(kept).scalar() or uuid.uuid4().hex
             taken = connection.execute(
                 update(seats_table)
                 .where(
-                    _is_seat(address, client),
+                    is_seat(address, client),
                     seats_table.c.state == "selected",
-                    select(rounds.c.round).where(_is_open(address)).exists(),
+                    select(rounds.c.round).where(is_open(address)).exists(),
                     alive.exists(),
                 )
                 .values(state="updated", update=payload, update_bytes=payload_bytes, receipt_id=receipt_id)
             )
             if taken.rowcount == 1:
-                return receipt_id
-            row = connection.execute(select(seats_table).where(_is_seat(address, client))).one_or_none()
+                return str(receipt_id)
+            row = connection.execute(select(seats_table).where(is_seat(address, client))).one_or_none()
         if row is not None and row.state == "updated" and row.update == payload:
             return str(row.receipt_id)
         state = "has no place for this client" if row is None else f"has this client {row.state}"
@@ -232,11 +232,11 @@ def _is_round(address: RoundAddress) -> ColumnElement[bool]:
     )
 
 
-def _is_open(address: RoundAddress) -> ColumnElement[bool]:
+def is_open(address: RoundAddress) -> ColumnElement[bool]:
     return and_(_is_round(address), rounds.c.state == "open")
 
 
-def _has_seat(address: RoundAddress) -> ColumnElement[bool]:
+def has_seat(address: RoundAddress) -> ColumnElement[bool]:
     return and_(
         seats_table.c.run_id == address.run_id,
         seats_table.c.round == address.number,
@@ -244,8 +244,8 @@ def _has_seat(address: RoundAddress) -> ColumnElement[bool]:
     )
 
 
-def _is_seat(address: RoundAddress, client: int) -> ColumnElement[bool]:
-    return and_(_has_seat(address), seats_table.c.client == client)
+def is_seat(address: RoundAddress, client: int) -> ColumnElement[bool]:
+    return and_(has_seat(address), seats_table.c.client == client)
 
 
 # Steps of a transaction
@@ -310,13 +310,13 @@ def _end_seat(
     connection: Connection, address: RoundAddress, client: int, state: SeatState, reason: str
 ) -> bool:
     """Whether the client had a place to lose."""
-    waiting = and_(_is_seat(address, client), seats_table.c.state == "selected")
+    waiting = and_(is_seat(address, client), seats_table.c.state == "selected")
     changed = connection.execute(update(seats_table).where(waiting).values(state=state, reason=reason))
     return changed.rowcount == 1
 
 
 def _close(connection: Connection, address: RoundAddress) -> None:
-    closed = connection.execute(update(rounds).where(_is_open(address)).values(state="committed"))
+    closed = connection.execute(update(rounds).where(is_open(address)).values(state="committed"))
     if closed.rowcount != 1:
         raise StoreError(f"{address} is not open")
 
@@ -336,7 +336,7 @@ def _as_bytes(widths: tuple[int, ...] | None) -> bytes | None:
 # Reading
 
 
-def _read_round(connection: Connection, address: RoundAddress) -> Round:
+def read_round(connection: Connection, address: RoundAddress) -> Round:
     if address.phase == "training":
         return _read_training(connection, address)
     return _read_calibration(connection, address)
@@ -365,12 +365,13 @@ def _row(connection: Connection, address: RoundAddress) -> Row[Any]:
 
 
 def _common(connection: Connection, address: RoundAddress, row: Row[Any]) -> dict[str, Any]:
-    seated = connection.execute(select(seats_table).where(_has_seat(address)).order_by(seats_table.c.client))
+    seated = connection.execute(select(seats_table).where(has_seat(address)).order_by(seats_table.c.client))
     return {
         "address": address,
         "state": row.state,
         "opened": row.opened,
         "deadline": row.deadline,
         "extended": row.extended,
+        "failures": row.failures,
         "seats": tuple(seat_of(seat) for seat in seated),
     }

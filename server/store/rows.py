@@ -79,7 +79,8 @@ def member_of(row: Row[Any]) -> Member:
 
 
 def seat_of(row: Row[Any]) -> Seat:
-    answered = row.update is not None
+    # A row keeps what was thrown out, or is asked for again; that is no answer.
+    answered = row.state == "updated"
     return Seat(
         client=row.client,
         bit_widths=tuple(row.bit_widths),

@@ -15,6 +15,8 @@ from fedmpq.server.store.records import ENDED, Member, Run, RunState
 from fedmpq.server.store.rows import member_of, run_of
 from fedmpq.server.store.transactions import Transactions
 
+BY_OPERATOR = "paused by the operator"
+
 
 class SqlRuns(Transactions):
     """`Runs` in a database."""
@@ -71,10 +73,11 @@ class SqlRuns(Transactions):
             row = connection.execute(chosen.limit(1)).one_or_none()
         return None if row is None else run_of(row)
 
-    def pause_run(self, run_id: str) -> Run:
-        return self._change_run(
-            run_id, ("waiting", "running"), state="paused", reason="paused by the operator"
-        )
+    def pause_run(self, run_id: str, reason: str = BY_OPERATOR) -> Run:
+        allowed: tuple[RunState, ...] = ("waiting", "running")
+        if reason != BY_OPERATOR:
+            allowed = (*allowed, "paused")
+        return self._change_run(run_id, allowed, state="paused", reason=reason)
 
     def resume_run(self, run_id: str) -> Run:
         running = case((runs.c.bit_widths.is_(None), "waiting"), else_="running")

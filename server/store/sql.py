@@ -6,13 +6,15 @@ from sqlalchemy import and_, select
 
 from fedmpq.server.database import open_database, rounds, runs, seats
 from fedmpq.server.store.enrolment import SqlEnrolment
+from fedmpq.server.store.failed_merges import SqlFailedMerges
+from fedmpq.server.store.own_facts import SqlOwnFacts
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import ENDED
 from fedmpq.server.store.rounds import SqlRounds
 from fedmpq.server.store.runs import SqlRuns
 
 
-class SqlStore(SqlEnrolment, SqlRuns, SqlRounds):
+class SqlStore(SqlEnrolment, SqlRuns, SqlRounds, SqlFailedMerges, SqlOwnFacts):
     """`Store` in one database."""
 
     def close(self) -> None:
@@ -30,7 +32,7 @@ class SqlStore(SqlEnrolment, SqlRuns, SqlRounds):
                 ),
             )
             .join(runs, runs.c.run_id == rounds.c.run_id)
-            .where(rounds.c.state == "open", runs.c.state.not_in(ENDED), seats.c.update.is_not(None))
+            .where(rounds.c.state == "open", runs.c.state.not_in(ENDED), seats.c.state == "updated")
         )
         kept_models = select(rounds.c.model).where(rounds.c.model.is_not(None))
         used: set[bytes] = set()

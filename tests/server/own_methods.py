@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import ClassVar
+
+from fedmpq.exchange.messages import Update
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.recipe import Recipe
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.graph import Graph
+from fedmpq.model.integer_program import ProgramError
+from fedmpq.model.quantized import Weights
+
+BAD = 666.0
 
 
 class Fickle(QuantizedMethod):
@@ -27,6 +35,34 @@ class Fixed(QuantizedMethod):
 
     def deal(self, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
         return self.widths[client.client]
+
+
+class Picky(QuantizedMethod):
+    """Merges nothing that has the loss `BAD` in it, and in the second round nothing at all so many times."""
+
+    failures: int = 0
+
+    def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
+        every = list(updates)
+        if model.round == 1 and Picky.failures > 0:
+            Picky.failures -= 1
+            raise ZeroDivisionError("nothing can be merged now")
+        if any(update.loss == BAD for update in every):
+            raise ProgramError("a scale is not finite")
+        return super().merge(model, every)
+
+
+class Tainting(QuantizedMethod):
+    """Remembers which models were made of something with the loss `BAD`."""
+
+    tainted: ClassVar[list[Weights]] = []
+
+    def merge(self, model: GlobalModel, updates: Iterable[Update]) -> GlobalModel:
+        every = list(updates)
+        merged = super().merge(model, every)
+        if any(update.loss == BAD for update in every):
+            Tainting.tainted.append(merged.weights)
+        return merged
 
 
 class Foreign:

@@ -1,0 +1,45 @@
+"""What a database knows of itself: which blobs it has put, under which id, and where; in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import delete, insert, select, update
+
+from fedmpq.server.database import blobs, facts
+from fedmpq.server.store.transactions import Transactions
+
+_AT_ONCE = 500
+"""Names in one statement; databases bound how many parameters one may have."""
+
+
+class SqlOwnFacts(Transactions):
+    """`OwnFacts` in a database."""
+
+    def fact(self, name: str) -> str | None:
+        with self._read() as connection:
+            value: str | None = connection.execute(select(facts.c.value).where(facts.c.name == name)).scalar()
+        return value
+
+    def remember(self, **values: str) -> None:
+        with self._write() as connection:
+            for name, value in values.items():
+                known = update(facts).where(facts.c.name == name).values(value=value)
+                if connection.execute(known).rowcount == 0:
+                    connection.execute(insert(facts).values(name=name, value=value))
+
+    def record_blob(self, name: bytes) -> None:
+        with self._write() as connection:
+            known = select(blobs.c.name).where(blobs.c.name == name)
+            if connection.execute(known).one_or_none() is None:
+                connection.execute(insert(blobs).values(name=name))
+
+    def recorded_blobs(self) -> set[bytes]:
+        with self._read() as connection:
+            return set(connection.execute(select(blobs.c.name)).scalars())
+
+    def forget_blobs(self, names: Iterable[bytes]) -> None:
+        gone = list(names)
+        with self._write() as connection:
+            for start in range(0, len(gone), _AT_ONCE):
+                connection.execute(delete(blobs).where(blobs.c.name.in_(gone[start : start + _AT_ONCE])))
