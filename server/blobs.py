@@ -27,6 +27,8 @@ READ_SECONDS = 600.0
 """A download counts as one so long after it moved last."""
 Use = Literal["read", "offered", "none"]
 _NAME = re.compile(r"[0-9a-f]{64}")
+_OWNER = "database-id"
+"""Under this name the blobs have the id of the database they belong to."""
 
 
 class BlobError(ValueError):
@@ -51,30 +53,30 @@ class Blobs(Protocol):
     def delete(self, name: bytes) -> None: ...
     def names(self) -> Iterator[bytes]: ...
 
+    def owner(self) -> str | None:
+        """The id of the database they belong to; None: they have none, or the place is not there."""
 
-def open_blobs(location: str) -> Blobs:
-    """A folder, or any URL that fsspec knows, such as s3://bucket/folder."""
+    def set_owner(self, owner: str) -> None: ...
+
+
+def open_blobs(location: str, *, make: bool = True) -> Blobs:
+    """A folder, or any URL that fsspec knows, such as s3://bucket/folder; a folder is made if so told, and
+    what a crash has left half written in it is cleared away."""
     if "://" not in location:
-        return FolderBlobs(Path(location))
+        return FolderBlobs(Path(location), make=make)
     if location.startswith("file://"):
-        return FolderBlobs(Path(location.removeprefix("file://")))
+        return FolderBlobs(Path(location.removeprefix("file://")), make=make)
     return RemoteBlobs(location)
-
-
-def sweep(blobs: Blobs, in_use: Collection[bytes]) -> int:
-    """Delete what nothing refers to; how many there were. The caller holds the lock, or is alone."""
-    gone = [name for name in blobs.names() if name not in in_use]
-    for name in gone:
-        blobs.delete(name)
-    return len(gone)
 
 
 class FolderBlobs:
     """Files named by their hash in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.lock = threading.Lock()
         self._folder = folder
+        if not make:
+            return
         private_folder(folder)
         for partial in folder.glob(".*.partial"):
             partial.unlink()
@@ -100,9 +102,18 @@ class FolderBlobs:
         self.path(name).unlink(missing_ok=True)
 
     def names(self) -> Iterator[bytes]:
-        for path in self._folder.iterdir():
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if _NAME.fullmatch(path.name):
                 yield bytes.fromhex(path.name)
+
+    def owner(self) -> str | None:
+        try:
+            return (self._folder / _OWNER).read_text(encoding="ascii").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def set_owner(self, owner: str) -> None:
+        write_durably(self._folder / _OWNER, f"{owner}\n".encode())
 
 
 class RemoteBlobs:
@@ -119,6 +130,7 @@ class RemoteBlobs:
         except (ImportError, ValueError) as error:
             raise BlobError(f"{url} cannot be opened: {error}") from None
         self._files: Any = filesystem
+        self._owner: str | None = None
         self._files.makedirs(self._root, exist_ok=True)
 
     def _path(self, name: bytes) -> str:
@@ -145,6 +157,19 @@ class RemoteBlobs:
         for path in self._files.ls(self._root, detail=False):
             if _NAME.fullmatch(name := path.rpartition("/")[2]):
                 yield bytes.fromhex(name)
+
+    def owner(self) -> str | None:
+        """Read once: unlike a disk, what is behind a URL is not taken away and put back empty."""
+        if self._owner is None:
+            try:
+                data: bytes = self._files.cat_file(f"{self._root.rstrip('/')}/{_OWNER}")
+            except FileNotFoundError:
+                return None
+            self._owner = data.decode("ascii").strip()
+        return self._owner
+
+    def set_owner(self, owner: str) -> None:
+        self._files.pipe_file(f"{self._root.rstrip('/')}/{_OWNER}", f"{owner}\n".encode())
 
 
 class Uploads:

@@ -85,7 +85,7 @@ class Coordinator:
 
     async def conduct(self, exit_when_done: bool) -> None:
         """Run after run, until told to stop, or until none is left if `exit_when_done`."""
-        await asyncio.to_thread(self._resources.remember_blobs)
+        await asyncio.to_thread(self._resources.sweep_blobs)
         last = await self._owe_farewells()
         if last is not None:
             # A server that was killed may not have come to it; no later run has begun before.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,8 +83,6 @@ class Resources:
     waiting_for: str = ""
     """What the run at work waits for, for the operator's eyes."""
     stopping: bool = False
-    _blobs_in_use: set[bytes] = field(default_factory=set)
-    """As of the last sweep."""
 
     def check_stop(self) -> None:
         if self.stopping:
@@ -96,17 +94,16 @@ class Resources:
         if run.state in ENDED:
             raise Ended
 
-    def sweep(self, merged: Iterable[bytes] = ()) -> None:
+    def sweep(self) -> None:
         """Delete merged answers, models that are kept no longer, and the round's outgoing payloads."""
-        with self.blobs.lock:
-            for name in merged:
-                self.blobs.delete(name)
-            in_use = self.store.blobs_in_use()
-            for name in self._blobs_in_use - in_use:
-                self.blobs.delete(name)
-            self._blobs_in_use = in_use
+        self.sweep_blobs()
         self.outgoing.keep_only(())
 
-    def remember_blobs(self) -> None:
-        """So that the next sweep knows what has gone out of use since."""
-        self._blobs_in_use = self.store.blobs_in_use()
+    def sweep_blobs(self) -> None:
+        """Delete the blobs that this store has recorded and that no fact of it refers to; no others."""
+        with self.blobs.lock:
+            gone = self.store.recorded_blobs() - self.store.blobs_in_use()
+            for name in gone:
+                self.blobs.delete(name)
+            if gone:
+                self.store.forget_blobs(gone)

@@ -265,7 +265,7 @@ class RoundInProgress:
         except Exception as error:
             log.info("a merge failed", exc_info=error)
             raise merge_failure(error, self.work, self.stored, timing) from error
-        self._resources.sweep(answer.payload for _, answer in self.stored.answers())
+        self._resources.sweep()
         return merged, self._store.members(merged.run.run_id)
 
     def _count(self, merged: Merged) -> None:

@@ -26,12 +26,13 @@ from fedmpq.model.graph import Graph
 from fedmpq.proto import administration_pb2, federation_pb2
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
-from fedmpq.server.blobs import Blobs, Outgoing, Uploads, open_blobs, sweep
+from fedmpq.server.blobs import Blobs, Outgoing, Uploads
 from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import ExportFailed, Exports, check_targets
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model_process import first_model
+from fedmpq.server.own_blobs import open_own_blobs
 from fedmpq.server.public_calls import PublicCallLimit
 from fedmpq.server.run_config import (
     ConfigError,
@@ -195,10 +196,11 @@ async def _serve(settings: ServerSettings) -> int:
     async with AsyncExitStack() as stack:
         store = await asyncio.to_thread(open_store, settings.state.database_url())
         stack.callback(store.close)
-        blobs = open_blobs(settings.blobs or str(settings.state.blobs))
-        await asyncio.to_thread(lambda: sweep(blobs, store.blobs_in_use()))
+        blobs = await asyncio.to_thread(open_own_blobs, store, settings.blobs, settings.state.blobs)
+        if settings.blobs is None and store.fact("blobs"):
+            say(log, "payloads are where they were", blobs=blobs.location)
         connections = Connections(settings.max_clients)
-        exports = Exports(settings.state.path, settings.blobs or str(settings.state.blobs))
+        exports = Exports(settings.state.path, blobs.location)
         coordinator = Coordinator(
             store,
             blobs,

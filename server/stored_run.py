@@ -12,6 +12,7 @@ from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, open_blobs
+from fedmpq.server.own_blobs import place_of_blobs
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.served_method import served_method
 from fedmpq.server.state_folder import StateFolder
@@ -44,13 +45,14 @@ class StoredRun:
 def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | None = None) -> StoredRun:
     """The run of that name or id in the folder; without a name the newest that has a model to show.
 
-    `blobs` says where they are if not in the folder.
+    `blobs` says where payloads are, if not where the server had them last.
     """
     state.require()
     store = open_store(state.database_url())
     try:
         run = _find(store, state.path, name)
-        return _read(store, open_blobs(blobs or str(state.blobs)), run)
+        place = place_of_blobs(store, blobs, state.blobs)
+        return _read(store, open_blobs(place, make=False), run)
     finally:
         store.close()
 

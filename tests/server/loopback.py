@@ -30,12 +30,13 @@ from fedmpq.method.quantized_method import QuantizedMethod, select_clients
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
-from fedmpq.server.blobs import Outgoing, Uploads, open_blobs
+from fedmpq.server.blobs import Outgoing, Uploads
 from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.database import sqlite_url
 from fedmpq.server.exports import Exports
 from fedmpq.server.federation_service import FederationService
+from fedmpq.server.own_blobs import open_own_blobs
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.serve import OPTIONS
 from fedmpq.server.store.records import Run
@@ -136,7 +137,7 @@ class Federation:
 
     async def start(self) -> None:
         self.store = await asyncio.to_thread(open_store, self.url)
-        blobs = open_blobs(str(self.folder / "blobs"))
+        blobs = open_own_blobs(self.store, None, self.folder / "blobs")
         self.connections = Connections(self._max_clients, self.steady)
         exports = Exports(self.folder, str(self.folder / "blobs"))
         self.uploads = Uploads(self.folder / "uploads")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmpq.exchange.wire import digest
-from fedmpq.server.blobs import BlobError, Blobs, FolderBlobs, Outgoing, Uploads, open_blobs, sweep
+from fedmpq.server.blobs import BlobError, Blobs, FolderBlobs, Outgoing, Uploads, open_blobs
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -29,6 +29,19 @@ def test_the_same_bytes_are_one_blob(blobs: Blobs) -> None:
     assert list(blobs.names()) == [name]
 
 
+def test_the_owner_is_no_blob(blobs: Blobs) -> None:
+    assert blobs.owner() is None
+    blobs.set_owner("me")
+    assert blobs.owner() == "me"
+    assert list(blobs.names()) == []
+
+
+def test_a_place_that_is_only_looked_at_is_not_made(tmp_path: Path) -> None:
+    away = open_blobs(str(tmp_path / "away"), make=False)
+    assert (away.owner(), list(away.names())) == (None, [])
+    assert not (tmp_path / "away").exists()
+
+
 def test_good_bytes_take_the_place_of_damaged_ones(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
     name = blobs.put(b"payload")
@@ -37,9 +50,9 @@ def test_good_bytes_take_the_place_of_damaged_ones(tmp_path: Path) -> None:
     assert blobs.read(name) == b"payload"
 
 
-def test_what_nothing_refers_to_goes(blobs: Blobs) -> None:
+def test_what_is_deleted_is_missing(blobs: Blobs) -> None:
     kept, gone = blobs.put(b"kept"), blobs.put(b"gone")
-    assert sweep(blobs, {kept}) == 1
+    blobs.delete(gone)
     assert list(blobs.names()) == [kept]
     with pytest.raises(BlobError, match="missing"):
         blobs.read(gone)

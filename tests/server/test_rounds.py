@@ -87,7 +87,9 @@ def test_crashes_at_any_moment_change_nothing(tmp_path: Path, seed: int) -> None
             assert states == ["finished"] * 3
             expected = expected_model(config, [(c.budget, c.samples) for c in clients])
             assert same_model(server.model(), expected)
-            assert len(list((tmp_path / "blobs").iterdir())) == 2, "a graph and the last model"
+            assert len(list((tmp_path / "blobs").iterdir())) == 3, (
+                "a graph, the last model and whose they are"
+            )
             await close_all(clients)
 
     asyncio.run(scenario())
