@@ -15,12 +15,14 @@ from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.refusals import Context, answering, refuse
 from fedmpq.server.run_config import ConfigError, RunConfig, parse_config
-from fedmpq.server.store.errors import StoreError, UnknownRun
+from fedmpq.server.store.errors import StoreError, StoreFailed, UnknownRun
 from fedmpq.server.store.records import Run
-from fedmpq.server.stored_status import stored_run, stored_status
+from fedmpq.server.stored_status import client_status, run_status, stored_run, stored_status
 
 STATUS_SECONDS = 0.25
 """Between two messages of a watch."""
+FAILED = grpc.StatusCode.ABORTED
+"""A database that fails; UNAVAILABLE would mean that no server runs."""
 Queue = Callable[[RunConfig], Awaitable[Run]]
 """Puts a run at the end of the queue, or raises ConfigError."""
 
@@ -38,13 +40,13 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
         self._coordinator.connections.changed.ring()
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ServerStatus:
-        async with answering(context):
+        async with answering(context, FAILED):
             return await self._status()
 
     async def WatchStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> AsyncIterator[pb.ServerStatus]:
-        async with answering(context):
+        async with answering(context, FAILED):
             while not self._stopping.is_set():
                 seen = self._coordinator.connections.changed.count
                 yield await self._status()
@@ -53,7 +55,7 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
             await refuse(context, grpc.StatusCode.UNAVAILABLE, "the server is stopping")
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunStatus:
-        async with answering(context):
+        async with answering(context, FAILED):
             try:
                 config = parse_config(request.config, Path(request.folder))
                 run = await self._queue(config)
@@ -62,7 +64,7 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
             return await self._run_status(run)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        async with answering(context):
+        async with answering(context, FAILED):
             runs = await asyncio.to_thread(self._store.list_runs)
             return pb.ListRunsResponse(runs=[await self._run_status(run) for run in runs])
 
@@ -78,7 +80,7 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
     async def _change(
         self, change: Callable[[str], Awaitable[Run]], request: pb.RunRequest, context: Context
     ) -> pb.RunStatus:
-        async with answering(context):
+        async with answering(context, FAILED):
             try:
                 run = await change(request.run_id)
             except UnknownRun as error:
@@ -95,12 +97,30 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
     def _add_reason(self, status: pb.RunStatus) -> None:
         active = self._coordinator.active
         if active is not None and status.run_id == active.run.run_id and status.state != "paused":
-            said = (status.reason, self._coordinator.waiting_for)
+            said = dict.fromkeys((status.reason, self._coordinator.waiting_for))
             status.reason = "; ".join(words for words in said if words)
+
+    def _remembered(self, failure: str) -> pb.ServerStatus:
+        """As much as is known without the database, and what it fails with."""
+        active, current = self._coordinator.active, self._coordinator.round
+        opened = None if current is None else current.stored
+        members = {} if active is None else active.members
+        clients = [
+            client_status(client, members.get(client.client_id), opened)
+            for client in self._coordinator.connections.connected()
+        ]
+        run = (
+            pb.RunStatus(name="", state="unknown") if active is None else run_status(active.run, opened, None)
+        )
+        run.reason = failure
+        return pb.ServerStatus(run=run, clients=clients)
 
     async def _status(self) -> pb.ServerStatus:
         """What the store knows, and who is connected and doing what."""
-        status = await asyncio.to_thread(stored_status, self._store)
+        try:
+            status = await asyncio.to_thread(stored_status, self._store)
+        except StoreFailed as error:
+            status = self._remembered(str(error))
         status.server_version = version("fedmpq")
         status.time.FromNanoseconds(time.time_ns())
         self._add_reason(status.run)

@@ -23,7 +23,7 @@ from fedmpq.server.farewells import Farewells
 from fedmpq.server.final_exports import FinalExports
 from fedmpq.server.going_on import GoingOn
 from fedmpq.server.merge_failures import MergeFailed
-from fedmpq.server.resources import Ended, Resources, Stopped, Tally
+from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopped, Tally
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_opening import open_next, take_up
@@ -34,8 +34,6 @@ from fedmpq.system.logs import say, with_facts
 
 T = TypeVar("T")
 log = logging.getLogger("fedmpq.server")
-
-RETRY_SECONDS = 5.0
 
 
 class Coordinator:
@@ -68,6 +66,7 @@ class Coordinator:
         self._clock = clock
         self._farewells = Farewells(connections)
         self._final_exports = FinalExports(self._resources, exports)
+        self._delay = FIRST_RETRY_SECONDS
         self._controls = 0
         """How often the operator has changed a run."""
         self._uninterrupted: set[asyncio.Task[Any]] = set()
@@ -85,16 +84,16 @@ class Coordinator:
 
     async def conduct(self, exit_when_done: bool) -> None:
         """Run after run, until told to stop, or until none is left if `exit_when_done`."""
-        await asyncio.to_thread(self._resources.sweep_blobs)
-        last = await self._owe_farewells()
-        if last is not None:
-            # A server that was killed may not have come to it; no later run has begun before.
-            await self._final_exports.make(last)
         try:
+            await self._resources.persist(self._resources.sweep_blobs)
+            last = await self._owe_farewells()
+            if last is not None:
+                # A server that was killed may not have come to it; no later run has begun before.
+                await self._final_exports.make(last)
             while True:
                 seen = self.connections.changed.count
                 self._resources.check_stop()
-                run = await asyncio.to_thread(self.store.next_run)
+                run = await self._resources.persist(self.store.next_run)
                 if run is not None:
                     await self._conduct_run(run)
                     continue
@@ -116,14 +115,13 @@ class Coordinator:
         try:
             self.loading = True
             active = await self._take_up(run)
-            self.loading = False
+            self.loading, self._delay = False, FIRST_RETRY_SECONDS
             await self._rounds(active)
         except Ended:
             pass
         except OSError as error:
-            say(log, "the store failed; trying again", level=logging.ERROR, run=run.name, error=str(error))
             self.loading, self.round = True, None
-            await self._pause_before_retry()
+            self._delay = await self._resources.wait_out(error, self._delay)
             return
         except Stopped:
             raise
@@ -145,7 +143,7 @@ class Coordinator:
         )
         self.loading, self.round = True, None
         try:
-            held = await asyncio.to_thread(
+            held = await self._resources.persist(
                 self.store.pause_run, run.run_id, f"{reason}; then: fedmpq runs resume"
             )
         except StoreError:
@@ -156,16 +154,9 @@ class Coordinator:
             seen = self.connections.changed.count
             self._resources.check_stop()
             await self.connections.changed.wait(seen)
-            held = await asyncio.to_thread(self.store.run, run.run_id)
+            held = await self._resources.persist(self.store.run, run.run_id)
         if held.state in ENDED:
             await self._finish(run.run_id)
-
-    async def _pause_before_retry(self) -> None:
-        end = time.monotonic() + RETRY_SECONDS
-        while (left := end - time.monotonic()) > 0:
-            seen = self.connections.changed.count
-            self._resources.check_stop()
-            await self.connections.changed.wait(seen, left)
 
     async def _take_up(self, run: Run) -> ActiveRun:
         """The run where it was left, with the round it has open."""
@@ -245,7 +236,7 @@ class Coordinator:
 
     async def _finish(self, run_id: str) -> None:
         """Tell everyone that the run is over and forget what only it needed."""
-        run = await asyncio.to_thread(self.store.run, run_id)
+        run = await self._resources.persist(self.store.run, run_id)
         await self._final_exports.make(run)
         if self.round is not None:
             self.round.cancel(self.round.stored.seats_in("selected"), "the run was aborted")
@@ -254,7 +245,7 @@ class Coordinator:
         await self.exports.tidy(run, self.outgoing)
         await self._owe_farewells()
         self._farewells.tell_connected()
-        await asyncio.to_thread(self._resources.sweep)
+        await self._resources.persist(self._resources.sweep)
         say(log, f"run {run.state}", run=run.name, rounds=run.round, reason=run.reason or None)
         self.connections.changed.ring()
 
@@ -263,9 +254,9 @@ class Coordinator:
 
         A server that was killed may not have told everyone.
         """
-        last = await asyncio.to_thread(self.store.last_ended)
+        last = await self._resources.persist(self.store.last_ended)
         if last is not None:
-            members = await asyncio.to_thread(self.store.members, last.run_id)
+            members = await self._resources.persist(self.store.members, last.run_id)
             self._farewells.owe([member.client_id for member in members], run_ended(last))
         return last
 

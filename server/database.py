@@ -33,11 +33,14 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+
+from fedmpq.server.store.errors import StoreFailed
 
 SCHEMA_REVISION = "0003"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
+CONNECT_SECONDS = 10
 
 metadata = MetaData()
 
@@ -226,10 +229,22 @@ def open_database(url: str) -> Engine:
     engine = _make_engine(url)
     try:
         migrate(engine)
+    except DBAPIError as error:
+        engine.dispose()
+        place = engine.url.render_as_string(hide_password=True)
+        if isinstance(error, OperationalError):
+            raise StoreFailed(f"the database {place} cannot be reached: {one_line(error)}") from error
+        raise DatabaseError(f"{place} cannot be used as the database: {one_line(error)}") from error
     except BaseException:
         engine.dispose()
         raise
     return engine
+
+
+def one_line(error: Exception) -> str:
+    """What the driver said, without the statement."""
+    said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(said).split()) or type(said).__name__
 
 
 def migrate(engine: Engine) -> None:
@@ -279,6 +294,8 @@ def _make_engine(url: str) -> Engine:
     try:
         if parsed.get_backend_name() == "sqlite":
             return _sqlite_engine(parsed)
+        if "connect_timeout" not in parsed.query:
+            parsed = parsed.update_query_dict({"connect_timeout": str(CONNECT_SECONDS)})
         return create_engine(parsed, pool_pre_ping=True)
     except NoSuchModuleError:
         raise DatabaseError(

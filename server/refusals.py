@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from fedmpq.server.store.errors import StoreFailed
+
 Context = grpc.aio.ServicerContext[Any, Any]
 log = logging.getLogger("fedmpq.server")
 
@@ -30,18 +32,21 @@ async def refuse_argument(context: Context, message: str) -> NoReturn:
 
 
 @asynccontextmanager
-async def answering(context: Context) -> AsyncIterator[None]:
-    """Errors as status codes; those nobody foresaw are logged here and not explained to the caller."""
+async def answering(
+    context: Context, failed: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+) -> AsyncIterator[None]:
+    """Errors as status codes, a disk or database that fails as `failed`; those nobody foresaw are logged here
+    and not explained to the caller."""
     try:
         yield
     except grpc.aio.BaseError:
         # Refused, or its connection broke.
         raise
     except OSError as error:
-        log.error("the store failed", extra={"facts": {"error": str(error)}})
-        await refuse(
-            context, grpc.StatusCode.UNAVAILABLE, "the server cannot store anything now: retry later"
-        )
+        # The store tells of its failures once, however many calls meet them.
+        if not isinstance(error, StoreFailed):
+            log.error("the store failed", extra={"facts": {"error": str(error)}})
+        await refuse(context, failed, f"the server cannot store anything now: retry later ({error})")
     except Exception:
         log.exception("a call failed")
         await refuse(context, grpc.StatusCode.INTERNAL, "the server failed; its log says why")

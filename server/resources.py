@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -12,10 +13,16 @@ from typing import Any, TypeVar
 
 from fedmpq.server.blobs import Blobs, Outgoing
 from fedmpq.server.connections import Connections
+from fedmpq.server.store.errors import StoreFailed
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import ENDED, Run
+from fedmpq.system.logs import say
 
 T = TypeVar("T")
+log = logging.getLogger("fedmpq.server")
+
+FIRST_RETRY_SECONDS = 0.5
+MOST_RETRY_SECONDS = 30.0
 
 CHECKS_AT_ONCE = 2
 """Uploads that are parsed at the same time: each needs memory for a model."""
@@ -87,6 +94,28 @@ class Resources:
     def check_stop(self) -> None:
         if self.stopping:
             raise Stopped
+
+    async def persist(self, work: Callable[..., T], *arguments: Any) -> T:
+        """What `work` gives in a thread, tried as often as it takes while the store cannot be reached."""
+        delay = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return await asyncio.to_thread(work, *arguments)
+            except OSError as error:
+                delay = await self.wait_out(error, delay)
+
+    async def wait_out(self, error: OSError, delay: float) -> float:
+        """Wait so many seconds after a failure; the seconds to wait after the next one."""
+        self.waiting_for = str(error)
+        if not isinstance(error, StoreFailed):
+            # The store itself tells of its failures.
+            say(log, "the store failed; trying again", level=logging.ERROR, error=str(error))
+        end = self.steady() + delay
+        while (left := end - self.steady()) > 0:
+            seen = self.connections.changed.count
+            self.check_stop()
+            await self.connections.changed.wait(seen, left)
+        return min(2 * delay, MOST_RETRY_SECONDS)
 
     def check_run(self, run: Run) -> None:
         """Before every step of a run: it may be over, or the server be stopping."""

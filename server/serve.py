@@ -34,6 +34,7 @@ from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model_process import first_model
 from fedmpq.server.own_blobs import open_own_blobs
 from fedmpq.server.public_calls import PublicCallLimit
+from fedmpq.server.resources import FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS
 from fedmpq.server.run_config import (
     ConfigError,
     RunConfig,
@@ -45,6 +46,7 @@ from fedmpq.server.run_config import (
 )
 from fedmpq.server.served_method import served_method
 from fedmpq.server.state_folder import StateFolder
+from fedmpq.server.store.errors import StoreFailed
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Run
 from fedmpq.server.store.sql import open_store
@@ -194,7 +196,9 @@ async def _serve(settings: ServerSettings) -> int:
     stopped = asyncio.Event()
     _on_signals(loop, stopped)
     async with AsyncExitStack() as stack:
-        store = await asyncio.to_thread(open_store, settings.state.database_url())
+        store = await _opened_store(settings.state.database_url(), stopped)
+        if store is None:
+            return 0
         stack.callback(store.close)
         blobs = await asyncio.to_thread(open_own_blobs, store, settings.blobs, settings.state.blobs)
         if settings.blobs is None and store.fact("blobs"):
@@ -226,8 +230,25 @@ async def _serve(settings: ServerSettings) -> int:
         coordinator.stop()
         await conducting
         await coordinator.settled()
+        if not settings.exit_when_done:
+            return 0
         ended = [await asyncio.to_thread(store.run, run.run_id) for run in runs]
-    return 1 if settings.exit_when_done and any(run.state == "aborted" for run in ended) else 0
+    return 1 if any(run.state == "aborted" for run in ended) else 0
+
+
+async def _opened_store(url: str, stopped: asyncio.Event) -> Store | None:
+    """The store, once its database can be reached; None if a signal comes first."""
+    delay = FIRST_RETRY_SECONDS
+    while True:
+        try:
+            return await asyncio.to_thread(open_store, url)
+        except StoreFailed as error:
+            if delay == FIRST_RETRY_SECONDS:
+                say(log, "waiting for the database", level=logging.ERROR, error=str(error))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopped.wait(), delay)
+            return None
+        delay = min(2 * delay, MOST_RETRY_SECONDS)
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:

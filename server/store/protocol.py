@@ -240,6 +240,10 @@ class OwnFacts(Protocol):
 class Store(Enrolment, Runs, Rounds, FailedMerges, OwnFacts, Protocol):
     """All the facts of one server."""
 
+    @property
+    def failure(self) -> str:
+        """Why it cannot be reached or written to now; empty: it can."""
+
     def blobs_in_use(self) -> set[bytes]:
         """Hashes of all blobs that a stored fact refers to; the others may go."""
 

@@ -81,13 +81,18 @@ class Federation:
         return f"board-{number}"
 
     def start_server(self) -> Program:
-        words = ["server", str(self.folder / "parts" / "run.toml"), *self._state_words()]
-        words += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-done"]
-        self.server = Program([*FEDMPQ, *words], self.folder / "server.log")
-        wait_for_port(self.port, self.server)
+        server = self.begin_server()
+        wait_for_port(self.port, server)
         if self._first is None:
             # No board has come yet, so the first model is still there.
             self._first = first_in(StateFolder(self.state))
+        return server
+
+    def begin_server(self) -> Program:
+        """Without waiting for it to listen."""
+        words = ["server", str(self.folder / "parts" / "run.toml"), *self._state_words()]
+        words += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-done"]
+        self.server = Program([*FEDMPQ, *words], self.folder / "server.log")
         return self.server
 
     def board_words(self, number: int, port: int | None = None) -> list[str]:
