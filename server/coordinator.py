@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmpq.server.active_run import ActiveRun, ReplayError
-from fedmpq.server.blobs import BlobError, Blobs, Outgoing, Uploads
+from fedmpq.server.blobs import Blobs, Outgoing, Uploads
 from fedmpq.server.collecting import Collecting
 from fedmpq.server.connections import Connection, Connections
 from fedmpq.server.exports import Exports
 from fedmpq.server.farewells import Farewells
 from fedmpq.server.final_exports import FinalExports
-from fedmpq.server.going_on import GoingOn
-from fedmpq.server.merge_failures import MergeFailed
+from fedmpq.server.going_on import GoingOn, tell_held
 from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopped, Tally
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
@@ -30,7 +29,7 @@ from fedmpq.server.round_opening import open_next, take_up
 from fedmpq.server.store.errors import StoreError, UpdateRefused
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import ENDED, RoundAddress, Run, Seat
-from fedmpq.system.logs import say, with_facts
+from fedmpq.system.logs import say
 
 T = TypeVar("T")
 log = logging.getLogger("fedmpq.server")
@@ -132,15 +131,7 @@ class Coordinator:
 
     async def _hold(self, run: Run, error: Exception) -> None:
         """The run waits until the operator has mended what is wrong and resumes it, or aborts it."""
-        foreseen = isinstance(error, (BlobError, ReplayError))
-        level, trace = logging.ERROR, None if foreseen else error
-        reason = str(error) or type(error).__name__
-        log.log(
-            level,
-            "the run cannot go on",
-            exc_info=trace,
-            extra=with_facts({"run": run.name, "error": reason}),
-        )
+        reason = tell_held(run, error)
         self.loading, self.round = True, None
         try:
             held = await self._resources.persist(
@@ -204,14 +195,7 @@ class Coordinator:
 
     async def _go_through(self, current: RoundInProgress) -> None:
         await Collecting(self._resources, current).until_enough()
-        going_on = GoingOn(self._resources, current)
-        try:
-            await current.merge()
-        except MergeFailed as failure:
-            if not await going_on.after(failure):
-                return
-        except BlobError as error:
-            await going_on.with_lost(error)
+        if not await GoingOn(self._resources, current).merged():
             return
         self.round = None
         await self._tidy_uploads()

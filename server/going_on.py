@@ -6,12 +6,14 @@ import asyncio
 import logging
 
 from fedmpq.method.archive import unpack_model
+from fedmpq.server.active_run import ReplayError
 from fedmpq.server.blobs import BlobError
 from fedmpq.server.merge_failures import MAX_FAILURES, MergeFailed
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.store.failed_merges import UNDONE_IN_A_ROW
-from fedmpq.server.store.records import CalibrationRound
+from fedmpq.server.store.records import CalibrationRound, Run
+from fedmpq.system.logs import with_facts
 
 log = logging.getLogger("fedmpq.server")
 
@@ -23,6 +25,17 @@ class GoingOn:
         self._resources = resources
         self._store = resources.store
         self._round = current
+
+    async def merged(self) -> bool:
+        """Merge the answers of the round; False: they could not be, and the round waits for others."""
+        try:
+            await self._round.merge()
+        except MergeFailed as failure:
+            return await self.after(failure)
+        except BlobError as error:
+            await self.with_lost(error)
+            return False
+        return True
 
     async def after(self, failure: MergeFailed) -> bool:
         """The round waits for other answers; True: it is over, and the run is back at an earlier model."""
@@ -83,7 +96,7 @@ class GoingOn:
         model = unpack_model(active.graph, data).after(undone.round, undone.bit_widths, records)
         active.merged(undone, model, members)
         current.say("rounds undone", level=logging.WARNING, reason=reason)
-        current.cancel(stored.trained.seats_in("updated"), reason)
+        current.cancel(stored.trained.seats_in("updated"), reason, stored.trained.address)
         kept = await asyncio.to_thread(self._store.round, undone.run_id, undone.ready)
         if kept.metrics[UNDONE_IN_A_ROW] % MAX_FAILURES == 0:
             await self.pause(f"{reason}; so did {MAX_FAILURES} models in a row")
@@ -109,3 +122,11 @@ class GoingOn:
         current.time.restart(seconds)
         current.say("an answer is asked for again", level=logging.ERROR, client=lost.client, error=str(error))
         current.assign()
+
+
+def tell_held(run: Run, error: Exception) -> str:
+    """Why the run cannot go on, which the log now has; with a traceback if nobody foresaw it."""
+    reason = str(error) or type(error).__name__
+    trace = None if isinstance(error, (BlobError, ReplayError)) else error
+    log.error("the run cannot go on", exc_info=trace, extra=with_facts({"run": run.name, "error": reason}))
+    return reason

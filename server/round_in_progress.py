@@ -88,9 +88,9 @@ class RoundInProgress:
         left = self.time.left
         connection.send(work_assigned(self.work, seat, 0.0 if left is None else max(0.001, left)))
 
-    def cancel(self, seats: Iterable[Seat], reason: str) -> None:
-        """Tell these clients that the round goes on, or ends, without them."""
-        event = work_cancelled(self.stored.address, reason)
+    def cancel(self, seats: Iterable[Seat], reason: str, address: RoundAddress | None = None) -> None:
+        """Tell these clients that the round goes on, or ends, without them: this one, or `address`."""
+        event = work_cancelled(address or self.stored.address, reason)
         for seat in seats:
             self._connections.send(self.active.client_id(seat.client), event)
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select, update
 
 from fedmpq.server.database import members as members_table
-from fedmpq.server.database import rounds, runs
+from fedmpq.server.database import rounds, runs, thrown_out
 from fedmpq.server.database import seats as seats_table
 from fedmpq.server.store.commits import add_to_members, add_to_run
 from fedmpq.server.store.errors import StoreError, UnknownRound, UpdateRefused
@@ -159,11 +159,7 @@ class SqlRounds(Transactions):
     def add_answer(self, address: RoundAddress, client: int, payload: bytes, payload_bytes: int) -> str:
         alive = select(runs.c.run_id).where(runs.c.run_id == address.run_id, runs.c.state != "aborted")
         with self._write() as connection:
-            # Who was asked for the same answer again keeps the receipt it has.
-            kept = select(seats_table.c.receipt_id).where(
-                is_seat(address, client), seats_table.c.update == payload
-            )
-            receipt_id = connection.execute(kept).scalar() or uuid.uuid4().hex
+            receipt_id = _earlier_receipt(connection, address, client, payload) or uuid.uuid4().hex
             taken = connection.execute(
                 update(seats_table)
                 .where(
@@ -175,7 +171,8 @@ class SqlRounds(Transactions):
                 .values(state="updated", update=payload, update_bytes=payload_bytes, receipt_id=receipt_id)
             )
             if taken.rowcount == 1:
-                return str(receipt_id)
+                connection.execute(delete(thrown_out).where(thrown_out.c.receipt_id == receipt_id))
+                return receipt_id
             row = connection.execute(select(seats_table).where(is_seat(address, client))).one_or_none()
         if row is not None and row.state == "updated" and row.update == payload:
             return str(row.receipt_id)
@@ -221,6 +218,23 @@ class SqlRounds(Transactions):
             add_to_members(connection, run_id, result, {client: {} for client in concerned})
             add_to_run(connection, address, result, {"ready": result.round}, now)
             return read_run(connection, run_id)
+
+
+def _earlier_receipt(
+    connection: Connection, address: RoundAddress, client: int, payload: bytes
+) -> str | None:
+    """That of the same answer, if the client is asked for it again or the round is done anew: one update has
+    one receipt, which counts again."""
+    lost = select(seats_table.c.receipt_id).where(is_seat(address, client), seats_table.c.update == payload)
+    gone = select(thrown_out.c.receipt_id).where(
+        thrown_out.c.run_id == address.run_id,
+        thrown_out.c.round == address.number,
+        thrown_out.c.phase == address.phase,
+        thrown_out.c.client == client,
+        thrown_out.c.payload == payload,
+    )
+    found: str | None = connection.execute(lost).scalar() or connection.execute(gone).scalar()
+    return found
 
 
 # Which rows
