@@ -27,7 +27,9 @@ from fedmpq.server.status_report import console, run_facts, run_line, runs_table
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.stored_status import stored_run
 
-VERBS = ("pause", "resume", "abort", "start")
+VERBS = ("pause", "resume", "abort", "start", "set")
+DEFAULT = "default"
+"""`runs set NAME key=default` takes a value back."""
 
 
 class RunsError(ValueError):
@@ -42,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  fedmpq runs start night.toml   queue it after the runs there are\n"
         "  fedmpq runs pause              let the open round of the run at work finish, then wait\n"
         "  fedmpq runs resume\n"
-        "  fedmpq runs abort RUN          end it now; what was merged stays"
+        "  fedmpq runs abort RUN          end it now; what was merged stays\n"
+        "  fedmpq runs set RUN deadline_seconds=900 quorum=0.8    from the next decision on\n"
+        "  fedmpq runs set RUN rounds=80  more rounds, also for a run that is finished\n"
+        "  fedmpq runs set RUN deadline_seconds=default"
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("verb", nargs="?", choices=VERBS, metavar="VERB", help=", ".join(VERBS))
@@ -52,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|FILE",
         help="id, beginning of the id, or name of a run; start: a TOML file",
     )
+    parser.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="set: settings as in a run.toml, or KEY=default"
+    )
     add_state_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -60,11 +68,20 @@ def run_command(arguments: argparse.Namespace) -> int:
     state = StateFolder(arguments.state)
     if arguments.verb is None:
         return _list(state, arguments.json)
-    if arguments.target is None and arguments.verb in ("abort", "start"):
-        what = "a run.toml" if arguments.verb == "start" else "the run to abort; fedmpq runs lists them"
+    if arguments.target is None and arguments.verb in ("abort", "start", "set"):
+        named = f"the run to {arguments.verb}; fedmpq runs lists them"
+        what = "a run.toml" if arguments.verb == "start" else named
         raise RunsError(f"{arguments.verb} needs {what}")
+    if bool(arguments.settings) != (arguments.verb == "set"):
+        raise RunsError("fedmpq runs set RUN KEY=VALUE... changes settings; no other verb takes them")
+    settings, defaults = _settings(arguments.settings)
     with administration(state) as server:
-        run = _change(server, arguments.verb, arguments.target)
+        if arguments.verb == "set":
+            run_id = _run_id(server, arguments.target)
+            request = pb.SetRunRequest(run_id=run_id, settings=settings, defaults=defaults)
+            run = server.SetRun(request, timeout=CALL_SECONDS)
+        else:
+            run = _change(server, arguments.verb, arguments.target)
     if arguments.json:
         print(json.dumps(run_facts(run)))
     else:
@@ -109,6 +126,28 @@ def _change(server: Administration, verb: str, target: str | None) -> pb.RunStat
         return server.StartRun(request, timeout=START_SECONDS)
     call = {"pause": server.PauseRun, "resume": server.ResumeRun, "abort": server.AbortRun}[verb]
     return call(pb.RunRequest(run_id=_run_id(server, target)), timeout=CALL_SECONDS)
+
+
+def _settings(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Words as KEY=VALUE: a TOML text, and the names of those that get their defaults."""
+    lines, defaults = [], []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.replace("-", "_").isidentifier():
+            raise RunsError(f"{word!r} is no setting; write it as deadline_seconds=900")
+        if value == DEFAULT:
+            defaults.append(name)
+        else:
+            lines.append(f"{name} = {value if _is_toml(value) else json.dumps(value)}\n")
+    return "".join(lines), defaults
+
+
+def _is_toml(value: str) -> bool:
+    """Whether it is a value as TOML writes them; a bare word is not, and is taken as a string."""
+    try:
+        return len(tomllib.loads(f"value = {value}")) == 1
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def _named_config(path: Path) -> str:

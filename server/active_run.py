@@ -55,6 +55,12 @@ class ActiveRun:
             active.measured(store.round(run.run_id, run.ready).metrics)
         return active
 
+    def configured(self, run: Run) -> None:
+        """The operator has changed settings; they hold from the next decision on."""
+        self.run = run
+        self.config = make_config(run.config)
+        self.method = served_method(self.config, self.graph)
+
     def _know(self, members: Sequence[Member]) -> None:
         self.members = {member.client_id: member for member in members}
         self._numbered = {member.client: member.client_id for member in members}

@@ -46,6 +46,7 @@ class Administration(Protocol):
     PauseRun: grpc.UnaryUnaryMultiCallable[pb.RunRequest, pb.RunStatus]
     ResumeRun: grpc.UnaryUnaryMultiCallable[pb.RunRequest, pb.RunStatus]
     AbortRun: grpc.UnaryUnaryMultiCallable[pb.RunRequest, pb.RunStatus]
+    SetRun: grpc.UnaryUnaryMultiCallable[pb.SetRunRequest, pb.RunStatus]
 
 
 @contextmanager

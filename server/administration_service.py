@@ -77,6 +77,12 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
     async def AbortRun(self, request: pb.RunRequest, context: Context) -> pb.RunStatus:
         return await self._change(self._coordinator.abort, request, context)
 
+    async def SetRun(self, request: pb.SetRunRequest, context: Context) -> pb.RunStatus:
+        async def configure(run_id: str) -> Run:
+            return await self._coordinator.configure(run_id, request.settings, request.defaults)
+
+        return await self._change(configure, pb.RunRequest(run_id=request.run_id), context)
+
     async def _change(
         self, change: Callable[[str], Awaitable[Run]], request: pb.RunRequest, context: Context
     ) -> pb.RunStatus:
@@ -87,6 +93,8 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
                 await refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
             except StoreError as error:
                 await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            except ConfigError as error:
+                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return await self._run_status(run)
 
     async def _run_status(self, run: Run) -> pb.RunStatus:

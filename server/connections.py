@@ -159,6 +159,11 @@ class Connections:
         if (connection := self._connections.get(client_id)) is not None:
             connection.send(event)
 
+    def forget_descriptions(self) -> None:
+        """What was said of a run is no longer so: it is said again with the next work."""
+        for connection in self._connections.values():
+            connection.described = None
+
     async def drain(self, seconds: float) -> None:
         """Until every event sent so far is on its way, but no longer than this."""
         waits = [asyncio.ensure_future(c.drained()) for c in self._connections.values()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from fedmpq.server.active_run import ActiveRun, ReplayError
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads
 from fedmpq.server.collecting import Collecting
 from fedmpq.server.connections import Connection, Connections
-from fedmpq.server.exports import Exports
+from fedmpq.server.exports import Exports, check_export
 from fedmpq.server.farewells import Farewells
 from fedmpq.server.final_exports import FinalExports
 from fedmpq.server.going_on import GoingOn, tell_held
@@ -26,6 +26,8 @@ from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopp
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_opening import open_next, take_up
+from fedmpq.server.run_config import make_config
+from fedmpq.server.run_settings import changed_config
 from fedmpq.server.store.errors import StoreError, UpdateRefused
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import ENDED, RoundAddress, Run, Seat
@@ -221,6 +223,12 @@ class Coordinator:
     async def _finish(self, run_id: str) -> None:
         """Tell everyone that the run is over and forget what only it needed."""
         run = await self._resources.persist(self.store.run, run_id)
+        if run.state == "finished" and run.config["rounds"] > run.round:
+            # It was given more rounds while its last one was being merged.
+            run = await self._resources.persist(self.store.configure_run, run_id, run.config, run.config)
+        if run.state not in ENDED:
+            self.active = self.round = None
+            return
         await self._final_exports.make(run)
         if self.round is not None:
             self.round.cancel(self.round.stored.seats_in("selected"), "the run was aborted")
@@ -321,6 +329,22 @@ class Coordinator:
     async def abort(self, run_id: str) -> Run:
         run = await asyncio.to_thread(self.store.abort_run, run_id, "aborted by the operator", self._clock())
         return self._controlled(run)
+
+    async def configure(self, run_id: str, settings: str, defaults: Sequence[str]) -> Run:
+        """Other operational settings for a run that exists; raises ConfigError or StoreError."""
+        known = await asyncio.to_thread(self.store.run, run_id)
+        config = changed_config(known, settings, defaults)
+        if config.export != make_config(known.config).export:
+            await check_export(config)
+        run = await asyncio.to_thread(self.store.configure_run, run_id, known.config, config.to_dict())
+        say(log, "run configured", run=run.name, settings=settings or None, defaults=list(defaults) or None)
+        if self.active is not None and self.active.run.run_id == run_id:
+            self.active.configured(run)
+            self.connections.forget_descriptions()
+            if self.round is not None:
+                await self.round.configured()
+        self.connections.changed.ring()
+        return run
 
     def _controlled(self, run: Run) -> Run:
         self._controls += 1

@@ -22,6 +22,7 @@ from typing import Any
 
 from fedmpq.model.export_formats import SUFFIXES
 from fedmpq.server.blobs import Outgoing
+from fedmpq.server.run_config import ConfigError, RunConfig
 from fedmpq.server.store.records import Run
 from fedmpq.system.durable_files import flush
 from fedmpq.system.named_object import is_path
@@ -150,3 +151,11 @@ def _read(folder: Path) -> list[ModelFile]:
         digest, clients = bytes.fromhex(facts["sha256"]), tuple(facts["clients"])
         found.append(ModelFile(path, suffix, text, digest, clients))
     return found
+
+
+async def check_export(config: RunConfig) -> None:
+    """Raises ConfigError if a format that the run asks for cannot be made here."""
+    try:
+        await check_targets(config.export)
+    except ExportFailed as error:
+        raise ConfigError(f"export = {list(config.export)}: {error}") from None

@@ -24,6 +24,8 @@ class Farewells:
         """Nothing if the client has heard it, or was not in the run."""
         if (event := self._untold.pop(connection.client.client_id, None)) is not None:
             connection.send(event)
+            # A run that is given more rounds later is new to the client.
+            connection.described = None
 
     def tell_connected(self) -> None:
         for client in self._connections.connected():

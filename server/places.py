@@ -82,13 +82,16 @@ async def spares_may_come(resources: Resources, active: ActiveRun, stored: Opene
     return bool(await _expected(resources, active, taken, grace))
 
 
-async def may_begin_with_fewer(resources: Resources, active: ActiveRun, ready: list[Client]) -> bool:
-    """Whether a run that has begun goes on with those who are ready, fewer than its rounds have.
+async def may_begin(resources: Resources, active: ActiveRun, ready: list[Client]) -> bool:
+    """Whether a round begins with those who are ready: because they are enough, or because the fleet of a run
+    that has begun is smaller now.
 
-    Not if `min_clients` says how many must be there. Else it waits for every client of the run that was not
-    away for long yet, and until nobody has come back for a while.
+    It does not if `min_clients` says how many must be there. Else the run waits for each of its clients that
+    was not away for long yet, and until nobody has come back for a while.
     """
     config = active.config
+    if len(ready) >= config.least_clients:
+        return True
     if config.min_clients is not None or not ready or not active.members:
         return False
     if resources.connections.quiet < min(RETURN_SECONDS, config.away_seconds):

@@ -50,6 +50,7 @@ class RoundInProgress:
         self._connections = resources.connections
         self._store = resources.store
         self.time = RoundTime(resources.clock, resources.steady, stored, work.seconds, new=new)
+        self._whole = work.seconds
         # What the store says of the round, and `stored`, change together.
         self._lock = asyncio.Lock()
 
@@ -231,6 +232,14 @@ class RoundInProgress:
         counted = None if left is None else self._resources.clock() + left
         if counted != deadline and (counted is None or deadline is None or abs(counted - deadline) > 1):
             await self.reopen(NOBODY, seconds=left)
+
+    async def configured(self) -> None:
+        """Settings have changed: a round that now has another time waits for so long from here on."""
+        whole = self.work.seconds
+        if whole != self._whole:
+            self._whole = whole
+            await self.reopen(NOBODY, seconds=whole or None)
+        self._connections.changed.ring()
 
     # Merging
 

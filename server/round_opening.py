@@ -7,7 +7,7 @@ import asyncio
 from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.collecting import LOOK_SECONDS
 from fedmpq.server.learned_deadline import slowest_answers
-from fedmpq.server.places import may_begin_with_fewer, selectable
+from fedmpq.server.places import may_begin, selectable
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_work import CalibrationWork, Seating, TrainingWork, work_of
@@ -94,7 +94,6 @@ async def _not_paused(resources: Resources, active: ActiveRun) -> None:
 
 async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Client]:
     """Those a round can select from, once there are enough and the run is not paused."""
-    least = active.config.least_clients
     while True:
         seen = resources.connections.changed.count
         resources.check_run(active.run)
@@ -102,7 +101,7 @@ async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Clien
         ready = await selectable(resources, active)
         if active.run.state == "paused":
             resources.waiting_for = "the operator"
-        elif len(ready) >= least or await may_begin_with_fewer(resources, active, ready):
+        elif await may_begin(resources, active, ready):
             return ready
         else:
             resources.waiting_for = _too_few(active, len(ready))

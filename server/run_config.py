@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -239,9 +239,11 @@ def make_config(settings: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**values)
 
 
-def difference(old: RunConfig, new: RunConfig) -> str | None:
-    """The first setting in which two configs differ, in words; None if they are the same."""
+def difference(old: RunConfig, new: RunConfig, but: Sequence[str] = ()) -> str | None:
+    """The first setting in which two configs differ, in words; None if they are the same `but` for some."""
     for field in fields(RunConfig):
+        if field.name in but:
+            continue
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before != after:
             return f"{field.name} = {before!r} there and {after!r} here"

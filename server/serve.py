@@ -29,7 +29,7 @@ from fedmpq.server.administration_service import AdministrationService
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads
 from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
-from fedmpq.server.exports import ExportFailed, Exports, check_targets
+from fedmpq.server.exports import Exports, check_export
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model_process import first_model
 from fedmpq.server.own_blobs import open_own_blobs
@@ -44,6 +44,7 @@ from fedmpq.server.run_config import (
     load_test_data,
     make_config,
 )
+from fedmpq.server.run_settings import OPERATIONAL, other_operation
 from fedmpq.server.served_method import served_method
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.errors import StoreFailed
@@ -154,21 +155,29 @@ class RunQueue:
         self._wake = wake
         self._lock = asyncio.Lock()
 
-    async def add(self, config: RunConfig) -> Run:
-        """The run of that name, if it has the same config, or else a new one."""
+    async def add(self, config: RunConfig, *, again: bool = False) -> Run:
+        """The run of that name, if it has the same config, or else a new one.
+
+        `again`: a server that is started anew with a run's file. The operational settings that the run has
+        by then hold, for the operator may have changed them.
+        """
         async with self._lock:
             known = await asyncio.to_thread(self._store.run_by_name, config.name)
             if known is not None:
-                if (change := difference(make_config(known.config), config)) is not None:
+                ignored = OPERATIONAL if again else ()
+                if (change := difference(make_config(known.config), config, ignored)) is not None:
                     raise ConfigError(
                         f"a run named {config.name!r} was made with other settings ({change}); "
-                        "give this one another name"
+                        "give this one another name, or change that one with fedmpq runs set"
                     )
+                for name, words in other_operation(known, config).items():
+                    what = f"{name}: {words}; fedmpq runs set {known.name} {name}=... changes it"
+                    say(log, what, level=logging.WARNING, run=known.name)
                 return known
             test = await asyncio.to_thread(load_test_data, config)
             images = images_of(config, test)
             await asyncio.to_thread(check_calibration_data, config, images)
-            await _check_export(config)
+            await check_export(config)
             graph, model = await first_model(config, images)
             # A method that cannot be served is refused here, and not when its turn has come.
             served_method(config, Graph.from_bytes(graph))
@@ -181,13 +190,6 @@ class RunQueue:
         with self._blobs.lock:
             names = self._blobs.put(graph), self._blobs.put(model)
             return self._store.queue_run(config.name, config.to_dict(), class_names, *names, time.time())
-
-
-async def _check_export(config: RunConfig) -> None:
-    try:
-        await check_targets(config.export)
-    except ExportFailed as error:
-        raise ConfigError(f"export = {list(config.export)}: {error}") from None
 
 
 async def _serve(settings: ServerSettings) -> int:
@@ -216,7 +218,7 @@ async def _serve(settings: ServerSettings) -> int:
         queue = RunQueue(store, blobs, connections.changed.ring)
         if settings.metrics_port is not None:
             stack.callback(_serve_metrics(coordinator, settings.metrics_port))
-        runs = [await queue.add(config) for config in settings.runs]
+        runs = [await queue.add(config, again=True) for config in settings.runs]
         conducting = asyncio.ensure_future(coordinator.conduct(settings.exit_when_done))
         administration = await stack.enter_async_context(_administration(settings, coordinator, queue.add))
         federation = await stack.enter_async_context(_federation(settings, coordinator))

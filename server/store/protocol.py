@@ -112,6 +112,12 @@ class Runs(Protocol):
     def abort_run(self, run_id: str, reason: str, now: float) -> Run:
         """Ends a run; what was merged stays."""
 
+    def configure_run(self, run_id: str, known: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
+        """The run has other settings; a finished one that is to have more rounds goes on.
+
+        StoreError if its settings are no longer those that were `known`, or it was aborted.
+        """
+
     def members(self, run_id: str) -> list[Member]:
         """In the order of their numbers."""
 

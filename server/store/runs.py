@@ -97,6 +97,17 @@ class SqlRuns(Transactions):
             raise StoreError(f"run {run.name!r} is {run.state}; it must be {' or '.join(allowed)} for that")
         return run
 
+    def configure_run(self, run_id: str, known: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
+        with self._write() as connection:
+            run = read_run(connection, run_id)
+            if run.config != known or run.state == "aborted":
+                raise StoreError(f"run {run.name!r} has changed meanwhile; try again")
+            values: dict[str, Any] = {"config": json.dumps(config, allow_nan=False)}
+            if run.state == "finished" and config["rounds"] > run.round:
+                values |= {"state": "running", "reason": "", "ended": None}
+            connection.execute(update(runs).where(runs.c.run_id == run_id).values(**values))
+            return read_run(connection, run_id)
+
     def members(self, run_id: str) -> list[Member]:
         chosen = select(members).where(members.c.run_id == run_id).order_by(members.c.client)
         with self._read() as connection:

@@ -243,7 +243,7 @@ def test_what_the_folder_remembers(state: Path, capsys: Capture) -> None:
         "accuracy 50.0%; 4 bits 50.0%",
         "bit-widths 34",
     ]
-    assert lines[-1] == "0 camera-1 selected 4 0 44 11 B 10 B 50.0% –"
+    assert lines[-1] == "0 camera-1 selected, away 4 0 44 11 B 10 B 50.0% –"
     code, out, _ = run(capsys, "--state", state, "--json")
     facts = json.loads(out)
     assert (code, facts["running"]) == (2, False)

@@ -87,3 +87,24 @@ def test_a_full_disk_costs_a_board_time_and_nothing_else(
         filler.unlink()
         federation.finish()
         assert [row["clients"] for row in federation.stored().history] == [1, 1]
+
+
+def test_a_deadline_can_be_given_to_a_run_that_hangs(tmp_path: Path) -> None:
+    with Federation(tmp_path, [4, 8], {"rounds": 2, "deadline_seconds": 0}) as federation:
+        server = federation.start_server()
+        federation.start_boards()
+        lost = federation.boards.pop(1)
+        lost.wait_for("round 1 of 2, training")
+        lost.kill()
+        federation.boards[0].wait_for("round 1: update of")
+        assert runs(federation, "set", "parts", "seed=3") == 2
+        assert runs(federation, "set", "parts", "deadline_seconds=3", "away_seconds=2") == 0
+        federation.finish()
+        assert [row["clients"] for row in federation.stored().history] == [1, 1]
+        server.restart()
+        assert server.wait() == 0, "the run.toml it was started with is still good"
+        assert "deadline_seconds: 3.0 holds, not 0.0" in server.text()
+
+
+def runs(federation: Federation, *words: str) -> int:
+    return main(["runs", *words, "--state", str(federation.state)])
