@@ -6,132 +6,47 @@ import asyncio
 import logging
 import stat
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client import session
-from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData
-from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.connection import RefusedError
 from fedmpq.edge_client.limits import PROCESS_BYTES, Limits
 from fedmpq.edge_client.round_work import THREAD_NAME
-from fedmpq.edge_client.session import Board, Session, Settings
-from fedmpq.edge_client.state_folder import StateError, StateFolder
+from fedmpq.edge_client.state_folder import StateError
 from fedmpq.edge_client.transfer import Patience
-from fedmpq.exchange.messages import Evaluation, TrainingPlan, pack_layers
+from fedmpq.exchange.messages import Evaluation, pack_layers
 from fedmpq.exchange.wire import decode_calibration, decode_update, digest, encode_model
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.system import memory
 from fedmpq.training import local_calibration
-from fedmpq.training.engine import make_engine
 from tests.edge_client.fake_federation import (
     RUN,
     TOKEN,
-    FakeFederation,
-    RunningServer,
-    Work,
     cut_after,
     hang_after,
     refuse,
 )
-from tests.full_disk import fill, small_disk
+from tests.edge_client.scene import PLAN, Made, Scene, info, scene, until
 from tools.tcp_proxy import Proxy
 
-__all__ = ["small_disk"]
+__all__ = ["info", "scene"]
 
-Made = Callable[..., Any]
-PLAN = TrainingPlan(epochs=2, batch_size=8, update="carried", code_learning_rate=0.02)
 ENDLESS = replace(PLAN, epochs=10**6)
 CANCELLED, CANCELLED_CALIBRATION = (
     pb.Event(cancelled=pb.Cancelled(run_id=RUN, round=1, reason="the deadline passed", phase=phase))
     for phase in (pb.TRAINING, pb.CALIBRATION)
 )
 RUN_ENDED = pb.Event(run_ended=pb.RunEnded(run_id=RUN, state="finished"))
-
-
-@dataclass
-class Scene:
-    """A server, and a board that tests connect to it."""
-
-    server: RunningServer
-    folder: Path
-    data: Dataset
-    work: Work
-
-    @property
-    def federation(self) -> FakeFederation:
-        return self.server.federation
-
-    @property
-    def outbox(self) -> list[Path]:
-        return list((self.folder / "outbox").iterdir())
-
-    def play(self, scenario: Callable[[], Awaitable[None]]) -> None:
-        asyncio.run(asyncio.wait_for(scenario(), 180))
-
-    @asynccontextmanager
-    async def board(self, **changes: Any) -> Any:
-        """A session under way; what ended it early is raised at the end."""
-        task = asyncio.create_task(self.run(**changes))
-        try:
-            yield task
-            if task.done():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def run(
-        self,
-        *,
-        address: str = "",
-        data: BoardData | None = None,
-        patience: Patience = Patience(5.0, 5.0),  # noqa: B008
-        keepalive: float = 60.0,
-        token: str = TOKEN,
-        exit_when_done: bool = False,
-        limits: Limits = Limits(),  # noqa: B008
-    ) -> None:
-        endpoint = Endpoint(address or self.server.address, None, keepalive, keepalive)
-        board_data = data or BoardData(self.data, self.data)
-        board = Board("board-1", 4.0, board_data, make_engine("native", 1), "native (test)", 1, limits)
-        settings = Settings(token, Backoff(0.05, 0.2), patience, exit_when_done)
-        with closing(StateFolder(self.folder)) as state:
-            await Session(endpoint, state, board, settings).run()
-
-
-@pytest.fixture
-def scene(tmp_path: Path, make_model: Made, make_data: Made) -> Iterator[Scene]:
-    server = RunningServer(FakeFederation())
-    model = make_model(bits=4)
-    yield Scene(server, tmp_path / "state", make_data(60), Work(model.graph, model.layers, model.side, PLAN))
-    server.stop()
-
-
-@pytest.fixture(autouse=True)
-def info(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "fedmpq.client")
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        await asyncio.sleep(0.01)
 
 
 def training() -> bool:
@@ -216,86 +131,6 @@ def test_labels_follow_the_names_of_the_classes(scene: Scene) -> None:
 
     scene.play(scenario)
     assert scene.federation.complete() == [scene.work.update(scene.data)]
-
-
-@pytest.mark.parametrize("is_old", [False, True])
-def test_data_that_do_not_fit_are_told_and_the_client_waits(
-    scene: Scene, caplog: pytest.LogCaptureFixture, is_old: bool
-) -> None:
-    """Of an unknown class, then of another colour mode. An older server does not know the call."""
-    scene.federation.is_old = is_old
-    scene.federation.on_stream = scene.work.offer(scene.federation)
-    zebras = Dataset(scene.data.images, scene.data.labels, ("a", "zebra", "c"))
-    grey = Dataset(np.ascontiguousarray(scene.data.images[..., :1]), scene.data.labels, ("a", "b", "c"))
-    reasons = ["class 'zebra' is none of the model's 3 classes", "1 channels, the model takes 3"]
-    for data, reason in zip((zebras, grey), reasons, strict=True):
-        calls = scene.federation.count("Decline")
-        scene.play(partial(play_until_declined, scene, BoardData(data, data), calls + 1))
-        assert reason in caplog.text
-        if not is_old:
-            told = scene.federation.declined[-1]
-            assert reason in told.reason
-            assert (told.run_id, told.round, told.phase) == (RUN, 1, pb.TRAINING)
-
-
-async def play_until_declined(scene: Scene, data: BoardData, calls: int) -> None:
-    async with scene.board(data=data) as task:
-        await until(lambda: scene.federation.count("Decline") == calls)
-        # A later assignment of the same round is refused again, without another try.
-        for event in scene.federation.on_stream:
-            scene.federation.send(event)
-        await until(lambda: scene.federation.count("Decline") == calls + 1)
-        assert not task.done()
-
-
-def test_a_full_disk_is_told_waited_for_and_tried_again(
-    scene: Scene, caplog: pytest.LogCaptureFixture, small_disk: Path
-) -> None:
-    """A file system of its own with no space left: for the model at first, then for its update."""
-    scene.federation.on_stream = scene.work.offer(scene.federation)
-    scene.folder = small_disk / "state"
-    filler = small_disk / "filler"
-
-    async def scenario() -> None:
-        async with scene.board() as task:
-            await until(lambda: bool(scene.federation.declined))
-            assert f"no space is left in {scene.folder}" in scene.federation.declined[0].reason
-            await until(lambda: "trying again in" in caplog.text)
-            assert not task.done()
-            streams = len(scene.federation.hellos)
-            filler.unlink()
-            await until(lambda: bool(scene.federation.receipts) and not scene.outbox)
-            assert len(scene.federation.hellos) == streams + 1, "the new stream says that it can again"
-
-    scene.play(partial(run_enrolled, scene))
-    fill(filler)
-    scene.play(scenario)
-    assert scene.federation.complete() == [scene.work.update(scene.data)]
-
-
-async def run_enrolled(scene: Scene) -> None:
-    """Until the board has its identity and nothing else."""
-    offered, scene.federation.on_stream = scene.federation.on_stream, []
-    async with scene.board():
-        await until(lambda: scene.federation.streams == 1)
-    scene.federation.on_stream = offered
-
-
-def test_a_disk_that_is_full_from_the_start_is_waited_for(
-    scene: Scene, caplog: pytest.LogCaptureFixture, small_disk: Path
-) -> None:
-    scene.federation.on_stream = scene.work.offer(scene.federation)
-    scene.folder = small_disk / "state"
-    with closing(StateFolder(scene.folder)):
-        fill(small_disk / "filler")
-
-    async def scenario() -> None:
-        async with scene.board():
-            await until(lambda: f"no space is left in {scene.folder}" in caplog.text)
-            (small_disk / "filler").unlink()
-            await until(lambda: bool(scene.federation.receipts))
-
-    scene.play(scenario)
 
 
 def test_images_are_brought_to_the_models_size(scene: Scene) -> None:
