@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n"
         "  fedmpq client --server 192.168.1.10:8470 --budget 4 --data ~/photos --bundle ~/board-1\n"
-        "  fedmpq client --server localhost:8470 --budget 2 --data client-0.npz --token fmq_...\n"
+        "  fedmpq client --server localhost:8470 --budget 2 --data client-0.npz --token-file token\n"
         "  fedmpq client --server 192.168.1.10:8470 --bundle ~/board-1 --fetch-model onnx -o models"
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -61,8 +61,15 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificate, for mutual TLS")
     group.add_argument("--key", type=Path, metavar="PEM", help="the key of --cert")
-    group.add_argument("--token", metavar="T", help="enrolment token; needed once")
-    group.add_argument("--token-file", type=Path, metavar="FILE", help="read the token from a file")
+    group.add_argument(
+        "--token",
+        metavar="T",
+        help="enrolment token; needed once. Other users of this machine see it: prefer --token-file, "
+        "or the environment variable FEDMPQ_TOKEN",
+    )
+    group.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="read the token from a file; - is standard input"
+    )
     group.add_argument("--insecure", action="store_true", help="talk to another machine without TLS")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from fedmpq.server import certificates, tokens
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import TlsFiles
+from fedmpq.server.database import open_database
 from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.sql import open_store
@@ -102,6 +103,8 @@ def _run_init(arguments: argparse.Namespace) -> int:
     server = certificates.issue_server(authority, arguments.host, arguments.days)
     state.create()
     if arguments.database:
+        # One that is refused is not remembered: it would be in the way of every later start.
+        open_database(arguments.database).dispose()
         state.remember_database(arguments.database)
     with _store(state) as store:
         certificates.write_authority(authority, state.tls, overwrite=arguments.overwrite)

@@ -120,6 +120,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from fedmpq.server.database import open_database
     from fedmpq.server.run_config import read_config
     from fedmpq.server.serve import ServerSettings, check_listen, run_server
     from fedmpq.system import logs
@@ -141,6 +142,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     check_listen(settings)
     if arguments.database:
         state.create()
+        # One that is refused is not remembered: it would be in the way of every later start.
+        open_database(arguments.database).dispose()
         state.remember_database(arguments.database)
     logs.log_events(arguments.log_format)
     return run_server(settings)

@@ -39,6 +39,8 @@ from fedmpq.training.engine import make_engine
 STOP_SECONDS = 1.0
 """How long a stopped client waits for the batch it is training; then the round is lost and trained anew."""
 CTRL_C = 130
+TOKEN_VARIABLE = "FEDMPQ_TOKEN"
+MAX_TOKEN = 4096
 
 log = logging.getLogger("fedmpq.client")
 
@@ -167,12 +169,28 @@ def _token(arguments: argparse.Namespace) -> str:
     if arguments.token is not None and arguments.token_file is not None:
         raise ClientError("--token and --token-file are given; leave one of them out")
     if arguments.token is not None:
+        log.warning(
+            "--token shows the token to every user of this machine, in its list of processes; give it by "
+            "--token-file FILE, --token-file - (standard input) or %s",
+            TOKEN_VARIABLE,
+        )
         return str(arguments.token).strip()
     if arguments.token_file is not None:
-        return str(arguments.token_file.read_text(encoding="utf-8")).strip()
+        return _read_token(arguments.token_file)
+    if given := os.environ.pop(TOKEN_VARIABLE, ""):
+        return given.strip()
     if arguments.bundle is not None and (arguments.bundle / "token").is_file():
-        return str((arguments.bundle / "token").read_text(encoding="utf-8")).strip()
+        return _read_token(arguments.bundle / "token")
     return ""
+
+
+def _read_token(file: Path) -> str:
+    """The token in a file; `-` is standard input."""
+    data = sys.stdin.buffer.read(MAX_TOKEN) if file == Path("-") else file.read_bytes()[:MAX_TOKEN]
+    try:
+        return data.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise ClientError(f"{file} holds no token: one is a line of letters that begins with fmq_") from None
 
 
 def _default_name(bundle: Path | None) -> str:

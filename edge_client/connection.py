@@ -35,6 +35,8 @@ _RETRY_AFTER = "retry-after"
 """The server's trailing metadata with a refusal that is only for now: whole seconds."""
 _LONGEST_WAIT = 600.0
 
+_DISTRUSTED = "it answers, but"
+
 log = logging.getLogger("fedmpq.client")
 
 
@@ -75,10 +77,12 @@ async def _ask_for_identity(
                 raise RefusedError(
                     f"{endpoint.address} did not enrol {request.name!r}: {said(error)}"
                 ) from None
-            cause, least = said(error), retry_after(error)
+            cause, least = reason_of(error), retry_after(error)
         except StalledError as error:
             cause = str(error)
         what = "enrols nobody now" if least else "cannot be reached"
+        if cause.startswith(_DISTRUSTED):
+            what = "is not trusted"
         await pause(retry, f"{endpoint.address} {what} ({cause})", least)
 
 
@@ -185,7 +189,7 @@ class Connection:
             self._raise_if_refused(error)
             if error.code() is Code.INVALID_ARGUMENT:
                 raise RefusedError(f"{self._endpoint.address} refused this client: {said(error)}")
-            return _Ending(said(error), over_limit=error.code() is Code.RESOURCE_EXHAUSTED)
+            return _Ending(reason_of(error), over_limit=error.code() is Code.RESOURCE_EXHAUSTED)
         if isinstance(error, TransferError):
             return _Ending(str(error))
         raise error
@@ -220,6 +224,19 @@ async def pause(retry: Backoff, what: str, least: float = 0.0) -> None:
     seconds = least + retry.pause()
     log.warning("%s; trying again in %.1f s", what, seconds)
     await asyncio.sleep(seconds)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Why there is no connection; a server that was reached and not trusted is told from one that was not."""
+    text = said(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return (
+            f"{_DISTRUSTED} its certificate is not signed by this client's authority, or is over: give the "
+            f"ca.pem or the bundle of this very server, and look at the clock; {text}"
+        )
+    if "Hostname Verification" in text or "not match" in text:
+        return f"{_DISTRUSTED} its certificate is for another name than --server has; {text}"
+    return text
 
 
 def said(error: grpc.aio.AioRpcError) -> str:

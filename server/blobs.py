@@ -7,6 +7,7 @@ is ever written over: the same bytes have the same name.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import threading
@@ -20,6 +21,8 @@ from typing import Any, Literal, Protocol
 from fedmpq.exchange.wire import digest
 from fedmpq.system.durable_files import file_digest, replacing, write_durably
 from fedmpq.system.private_folders import private_folder
+
+log = logging.getLogger("fedmpq.server")
 
 OFFER_SECONDS = 30.0
 """A file that was offered is kept so long for a download to begin."""
@@ -244,6 +247,7 @@ class Outgoing:
         self._folder = folder
         self._clock = clock
         self._lent: dict[bytes, _Lent] = {}
+        self._verified: dict[bytes, tuple[int, int, int]] = {}
         private_folder(folder)
 
     def path(self, name: bytes) -> Path:
@@ -286,10 +290,24 @@ class Outgoing:
         return name
 
     def size(self, name: bytes) -> int | None:
+        """Of a file that is whole; a payload that is damaged is removed, to be made again.
+
+        It is hashed the first time, and again whenever its size or its time have changed.
+        """
         try:
-            return self.path(name).stat().st_size
+            facts = self.path(name).stat()
         except FileNotFoundError:
             return None
+        seen = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        if self._verified.get(name) == seen:
+            return facts.st_size
+        if not self.holds(name):
+            log.error("%s is damaged: its bytes have another hash; it is not handed out", self.path(name))
+            if name not in self._lent:
+                self.path(name).unlink(missing_ok=True)
+            return None
+        self._verified[name] = seen
+        return facts.st_size
 
     def read(self, name: bytes, offset: int, count: int) -> bytes:
         """Nothing if there is none of that name any more."""

@@ -203,6 +203,19 @@ class Coordinator:
         await self._tidy_uploads()
         self.connections.changed.ring()
 
+    async def payload_size(self, name: bytes) -> int | None:
+        """Of a payload that clients may download; one of the open round that is damaged is made again."""
+        size = await asyncio.to_thread(self.outgoing.size, name)
+        current = self.round
+        if size is not None or current is None:
+            return size
+        if not any(seat.payload == name for seat in current.stored.seats):
+            return None
+        await self._resources.workers.merge(
+            current.work.make_payloads_again, current.stored.seats, self.outgoing
+        )
+        return await asyncio.to_thread(self.outgoing.size, name)
+
     async def _tidy_uploads(self) -> None:
         """What was sent for a round that takes it no more is removed."""
         waiting: list[str] = []

@@ -143,7 +143,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         if (graph := self._graph(request.payload)) is not None:
             size = len(graph)
         else:
-            found = await asyncio.to_thread(self._coordinator.outgoing.size, request.payload)
+            found = await self._coordinator.payload_size(request.payload)
             size = found if found is not None else await self._no_payload(context)
         if request.offset > size:
             message = f"offset {request.offset} is beyond the payload's {size} bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,7 @@ class Scene:
         words = [str(FEDMPQ), "client", "--server", self.server.address, "--budget", "4"]
         words += ["--data", str(self.folder / "data.npz"), "--state", str(self.folder / "state")]
         words += ["--threads", "1", "--retry-least", "0.05", "--retry-most", "0.2", "--name", "board-1"]
-        return [*words, *(["--token", TOKEN] if token else []), *more]
+        return [*words, *(["--token-file", str(self.folder / "token")] if token else []), *more]
 
     @contextmanager
     def client(self, *more: str) -> Iterator[subprocess.Popen[str]]:
@@ -86,6 +88,7 @@ class Scene:
 def scene(tmp_path: Path, make_model: Made, make_data: Made) -> Iterator[Scene]:
     server = RunningServer(FakeFederation())
     model, data = make_model(bits=4), make_data(60)
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
     _save(tmp_path / "data.npz", images=data.images, labels=data.labels, class_names=data.class_names)
     yield Scene(tmp_path, server, data, Work(model.graph, model.layers, model.side, PLAN))
     server.stop()
@@ -171,7 +174,43 @@ def test_mutual_tls_from_a_bundle(scene: Scene) -> None:
 # Killed and stopped
 
 
-@pytest.mark.slow
+def test_a_server_of_another_authority_is_named_as_that(scene: Scene) -> None:
+    """And none of gRPC's own lines come between the client's."""
+    from fedmpq.server import certificates
+
+    served = certificates.issue_server(certificates.make_authority(), [])
+    scene.server.stop()
+    credentials = grpc.ssl_server_credentials([(served.key, served.certificate)])
+    scene.server = RunningServer(scene.federation, credentials)
+    other = scene.folder / "ca.pem"
+    other.write_bytes(certificates.pem_of(certificates.make_authority().certificate))
+    with scene.client("--ca", str(other)) as client:
+        assert client.stderr is not None
+        for line in islice(client.stderr, 20):
+            assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z ", line), line
+            if "is not trusted (it answers, but its certificate is not signed by this client's" in line:
+                break
+        else:
+            raise AssertionError("the authority was not named")
+
+
+@pytest.mark.parametrize("way", ["standard input", "environment", "argument"])
+def test_a_token_need_not_be_an_argument(scene: Scene, way: str) -> None:
+    scene.federation.on_stream = [RUN_ENDED]
+    more = {"standard input": ["--token-file", "-"], "environment": [], "argument": ["--token", TOKEN]}[way]
+    done = subprocess.run(
+        scene.words("--exit-when-done", *more, token=False),
+        input=f"{TOKEN}\n" if way == "standard input" else "",
+        env=os.environ | ({"FEDMPQ_TOKEN": TOKEN} if way == "environment" else {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert scene.federation.names == ["board-1"]
+    assert ("--token shows the token to every user" in done.stderr) == (way == "argument")
+
+
 def test_killed_while_it_trains_it_trains_the_round_anew(scene: Scene) -> None:
     scene.federation.on_stream = endless(scene.work).offer(scene.federation)
     with scene.client() as client:

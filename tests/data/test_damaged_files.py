@@ -121,6 +121,21 @@ def test_an_idx_that_needs_more_than_is_given_is_refused_before_it_is_read(
     refused(tmp_path, "train-images-idx3-ubyte.gz", "needs 3.12 MiB of memory, 1 MiB may be taken")
 
 
+@pytest.mark.parametrize(("at", "what"), [((6, 8), 1), ((8, 10), 99)], ids=["encrypted", "packed by others"])
+def test_an_archive_that_zipfile_does_not_read_is_refused(
+    tmp_path: Path, at: tuple[int, int], what: int
+) -> None:
+    """zipfile raises RuntimeError and NotImplementedError on them; both headers of each member say so."""
+    data = bytearray(archive(True))
+    for magic, offset in ((b"PK\3\4", at[0]), (b"PK\1\2", at[1])):
+        place = data.find(magic)
+        while place >= 0:
+            data[place + offset] = what
+            place = data.find(magic, place + 1)
+    (tmp_path / "board.npz").write_bytes(data)
+    refused(tmp_path / "board.npz", "save it")
+
+
 def test_strange_class_names_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "board.npz"
     np.savez(path, images=pixels(2, 3, 3), labels=np.array([0, 1]), class_names=np.zeros((2, 2)))

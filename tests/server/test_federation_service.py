@@ -256,6 +256,25 @@ def test_a_download_goes_on_at_any_byte(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_damaged_payload_is_made_again_before_it_is_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            server.queue(small_config(clients_per_round=1))
+            (client,) = await server.clients(8)
+            assignment = await assigned(client)
+            whole = await client.download(assignment.payload)
+            (file,) = tmp_path.rglob(assignment.payload.hex())
+            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+            assert await client.download(assignment.payload) == whole
+            assert await client.download(assignment.payload, 7) == whole[7:]
+            await client.close()
+
+    asyncio.run(scenario())
+    assert "is damaged: its bytes have another hash" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [
