@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedmpq.cli.security_commands import ACTIONS, SecurityError
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import ALWAYS, CertificateError, hosts_of, read_authority, read_certificate
+from fedmpq.server.database import DatabaseError
 from fedmpq.server.state_folder import StateError, StateFolder
 from fedmpq.server.store.errors import NameTaken, TokenRefused
 from fedmpq.server.store.protocol import Store
@@ -160,6 +161,14 @@ def test_a_bad_host_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="neither a host name nor an address"):
         act("init", "--state", tmp_path / "state", "--host", "https://x.org")
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("url", ["nonsense", "oracle+none://somewhere/x"])
+def test_a_database_that_is_refused_is_not_remembered(tmp_path: Path, url: str) -> None:
+    with pytest.raises(DatabaseError):
+        act("init", "--state", tmp_path / "s", "--database", url)
+    assert not (tmp_path / "s" / "database").exists()
+    assert act("init", "--state", tmp_path / "s") == 0
 
 
 def test_the_store_may_be_elsewhere(tmp_path: Path, database_url: str, capsys: Capture) -> None:
