@@ -37,7 +37,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from fedmpq.server.store.errors import StoreFailed
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10
@@ -154,6 +154,8 @@ rounds = Table(
     Column("metrics", Text),
     # The global model this round made; NULL until then, when it was swept, and of a calibration.
     Column("model", LargeBinary),
+    # All its seats, as store/history.py folds them; NULL while they are rows of their own.
+    Column("folded_seats", LargeBinary),
 )
 # One open round to a run, whatever a bug in the server may try.
 Index(

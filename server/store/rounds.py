@@ -14,6 +14,7 @@ from fedmpq.server.database import rounds, runs, thrown_out
 from fedmpq.server.database import seats as seats_table
 from fedmpq.server.store.commits import add_to_members, add_to_run
 from fedmpq.server.store.errors import StoreError, UnknownRound, UpdateRefused
+from fedmpq.server.store.history import fold_old_seats, unfold
 from fedmpq.server.store.records import (
     LEFT,
     CalibrationCommit,
@@ -139,22 +140,17 @@ class SqlRounds(Transactions):
     def calibration(self, run_id: str, number: int) -> CalibrationRound | None:
         address = RoundAddress(run_id, number, "calibration")
         with self._read() as connection:
-            if connection.execute(select(rounds.c.round).where(_is_round(address))).one_or_none() is None:
+            if connection.execute(select(rounds.c.round).where(is_round(address))).one_or_none() is None:
                 return None
             return _read_calibration(connection, address)
 
     def seat_of(self, address: RoundAddress, client_id: str) -> Seat | None:
-        same_client = and_(
-            members_table.c.run_id == seats_table.c.run_id, members_table.c.client == seats_table.c.client
-        )
-        chosen = (
-            select(seats_table)
-            .join(members_table, same_client)
-            .where(has_seat(address), members_table.c.client_id == client_id)
+        known = select(members_table.c.client).where(
+            members_table.c.run_id == address.run_id, members_table.c.client_id == client_id
         )
         with self._read() as connection:
-            row = connection.execute(chosen).one_or_none()
-        return None if row is None else seat_of(row)
+            client = connection.execute(known).scalar_one_or_none()
+            return None if client is None else _find_seat(connection, address, client)
 
     def add_answer(self, address: RoundAddress, client: int, payload: bytes, payload_bytes: int) -> str:
         alive = select(runs.c.run_id).where(runs.c.run_id == address.run_id, runs.c.state != "aborted")
@@ -173,10 +169,11 @@ class SqlRounds(Transactions):
             if taken.rowcount == 1:
                 connection.execute(delete(thrown_out).where(thrown_out.c.receipt_id == receipt_id))
                 return receipt_id
-            row = connection.execute(select(seats_table).where(is_seat(address, client))).one_or_none()
-        if row is not None and row.state == "updated" and row.update == payload:
-            return str(row.receipt_id)
-        state = "has no place for this client" if row is None else f"has this client {row.state}"
+            seat = _find_seat(connection, address, client)
+        answer = seat.answer if seat is not None and seat.state == "updated" else None
+        if answer is not None and answer.payload == payload:
+            return answer.receipt_id
+        state = "has no place for this client" if seat is None else f"has this client {seat.state}"
         raise UpdateRefused(f"round {address.number} takes no more of this client: it is over or {state}")
 
     def decline(self, address: RoundAddress, client: int, reason: str) -> bool:
@@ -207,6 +204,7 @@ class SqlRounds(Transactions):
             moved: dict[str, Any] = {"round": result.round, "bit_widths": bytes(result.bit_widths)}
             moved |= {"ready": result.round} if result.ready else {}
             add_to_run(connection, address, result, moved, now)
+            fold_old_seats(connection, run_id, result.round)
             return read_run(connection, run_id)
 
     def commit_calibration(self, run_id: str, result: CalibrationCommit, now: float) -> Run:
@@ -240,14 +238,14 @@ def _earlier_receipt(
 # Which rows
 
 
-def _is_round(address: RoundAddress) -> ColumnElement[bool]:
+def is_round(address: RoundAddress) -> ColumnElement[bool]:
     return and_(
         rounds.c.run_id == address.run_id, rounds.c.round == address.number, rounds.c.phase == address.phase
     )
 
 
 def is_open(address: RoundAddress) -> ColumnElement[bool]:
-    return and_(_is_round(address), rounds.c.state == "open")
+    return and_(is_round(address), rounds.c.state == "open")
 
 
 def has_seat(address: RoundAddress) -> ColumnElement[bool]:
@@ -340,7 +338,7 @@ def _keep_model(
 ) -> None:
     """What the round has made, and what is known of it."""
     text = json.dumps(metrics, allow_nan=False)
-    connection.execute(update(rounds).where(_is_round(trained)).values(metrics=text, model=model))
+    connection.execute(update(rounds).where(is_round(trained)).values(metrics=text, model=model))
 
 
 def _as_bytes(widths: tuple[int, ...] | None) -> bytes | None:
@@ -372,14 +370,13 @@ def _read_calibration(connection: Connection, address: RoundAddress) -> Calibrat
 
 
 def _row(connection: Connection, address: RoundAddress) -> Row[Any]:
-    row = connection.execute(select(rounds).where(_is_round(address))).one_or_none()
+    row = connection.execute(select(rounds).where(is_round(address))).one_or_none()
     if row is None:
         raise UnknownRound(f"{address} has not begun")
     return row
 
 
 def _common(connection: Connection, address: RoundAddress, row: Row[Any]) -> dict[str, Any]:
-    seated = connection.execute(select(seats_table).where(has_seat(address)).order_by(seats_table.c.client))
     return {
         "address": address,
         "state": row.state,
@@ -387,5 +384,21 @@ def _common(connection: Connection, address: RoundAddress, row: Row[Any]) -> dic
         "deadline": row.deadline,
         "extended": row.extended,
         "failures": row.failures,
-        "seats": tuple(seat_of(seat) for seat in seated),
+        "seats": _seats(connection, address, row.folded_seats),
     }
+
+
+def _seats(connection: Connection, address: RoundAddress, folded: bytes | None) -> tuple[Seat, ...]:
+    if folded is not None:
+        return unfold(folded)
+    seated = connection.execute(select(seats_table).where(has_seat(address)).order_by(seats_table.c.client))
+    return tuple(seat_of(seat) for seat in seated)
+
+
+def _find_seat(connection: Connection, address: RoundAddress, client: int) -> Seat | None:
+    row = connection.execute(select(seats_table).where(is_seat(address, client))).one_or_none()
+    if row is not None:
+        return seat_of(row)
+    folded = connection.execute(select(rounds.c.folded_seats).where(is_round(address))).scalar_one_or_none()
+    seats = () if folded is None else unfold(folded)
+    return next((seat for seat in seats if seat.client == client), None)
