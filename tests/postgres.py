@@ -138,7 +138,13 @@ def _started(folder: Path) -> Iterator[Server]:
     made = _run_as(account, folder, binaries / "initdb", "-D", data, *options)
     if made.returncode:
         raise NoPostgres(f"{binaries / 'initdb'} failed: {made.stderr.strip()}")
-    settings = ("listen_addresses=", "fsync=off", "max_connections=200", f"unix_socket_directories={folder}")
+    settings = (
+        "listen_addresses=",
+        "fsync=off",
+        "checkpoint_timeout=30s",
+        "max_connections=200",
+        f"unix_socket_directories={folder}",
+    )
     flags = [word for setting in settings for word in ("-c", setting)]
     process = Process(_words_as(account, binaries / "postgres", "-D", data, *flags), folder)
     try:

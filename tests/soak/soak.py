@@ -31,8 +31,8 @@ from tests.history.facts import First, read_told, stored_in
 from tests.power_loss.journal import build, environment
 from tests.soak.clients import Liar, Steady, Vanishing
 
-HONEST = 4
-EVERY = 50
+HONEST = 3
+EVERY = 100
 """Rounds from one fault to the next, on average."""
 STALLED_SECONDS = 90.0
 ROOM = {
@@ -43,7 +43,7 @@ ROOM = {
 }
 """How much more the server may take at the end than at the beginning: a factor, and so much beside."""
 SETTINGS: dict[str, Any] = {
-    "clients_per_round": 3,
+    "clients_per_round": 2,
     "deadline_seconds": 2.0,
     "calibration_seconds": 5.0,
     "quorum": 0.6,
