@@ -73,12 +73,14 @@ LIES: dict[str, Lie] = {
 
 def begin_to_lie(kind: str) -> None:
     """From now on what this process has trained is sent as something else."""
-    honest: Any = round_work.run_local_round
+    client_work: Any = round_work
+    client_session: Any = session
+    honest = client_work.run_local_round
 
     def dishonest(engine: Any, graph: Graph, *rest: Any) -> Update:
         return LIES[kind](graph, honest(engine, graph, *rest))
 
-    round_work.run_local_round = dishonest  # type: ignore[assignment]
+    client_work.run_local_round = dishonest
     if kind == "millions of images":
         real: Any = pb.ListenRequest
 
@@ -88,7 +90,7 @@ def begin_to_lie(kind: str) -> None:
             def __getattr__(self, name: str) -> Any:
                 return getattr(pb, name)
 
-        session.pb = Proxy()  # type: ignore[assignment]
+        client_session.pb = Proxy()
 
 
 if __name__ == "__main__":
