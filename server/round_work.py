@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedmpq.exchange.messages import Calibration, Phase, Update
-from fedmpq.exchange.wire import decode_calibration, decode_update
+from fedmpq.exchange.wire import decode_calibration
 from fedmpq.method.archive import Tensors, pack_model
 from fedmpq.method.evaluation import deployed_accuracies, reported_accuracies
 from fedmpq.method.quantized_method import select_clients
@@ -29,7 +29,6 @@ from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import (
-    Answer,
     CalibrationCommit,
     Client,
     Commit,
@@ -42,10 +41,9 @@ from fedmpq.server.store.records import (
     TrainingCommit,
     TrainingRound,
 )
+from fedmpq.server.stored_updates import Answers, StoredUpdates
 from fedmpq.server.validation import Expected, check_calibration, check_update
 
-Answers = Sequence[tuple[Seat, Answer]]
-"""Who has answered, and what they gave back."""
 AWAY_SECONDS = 60.0
 """A calibration that has statistics of others waits no longer for boards that are not connected."""
 
@@ -289,8 +287,9 @@ class TrainingWork(RoundWork):
         """The next global model and the facts to commit."""
         started = time.monotonic()
         active, answers = self.active, closed.answers()
-        updates: list[Update] = []
-        merged = _undealt(active.method.merge(self._dealt_model(answers), self._updates(answers, updates)))
+        stored = StoredUpdates(active.graph, active.blobs, answers)
+        merged = _undealt(active.method.merge(self._dealt_model(answers), stored))
+        updates = [replace(update, layers={}, side={}) for update in stored]
         due = active.calibrates_after(merged.round)
         here = self._calibrated_here(merged) if due else None
         merged, due = here or merged, due and here is None
@@ -330,13 +329,6 @@ class TrainingWork(RoundWork):
             metrics=metrics,
             keep_models=active.config.keep_models,
         )
-
-    def _updates(self, answers: Answers, kept: list[Update]) -> Iterator[Update]:
-        """One at a time, in the order of client numbers; `kept` gets what is left without the tensors."""
-        for _, answer in answers:
-            _, update = decode_update(self.active.graph, self.active.blobs.read(answer.payload))
-            kept.append(replace(update, layers={}, side={}))
-            yield update
 
     def _calibrated_here(self, merged: GlobalModel) -> GlobalModel | None:
         """With statistics of the server's own images; None: it has none, so clients are asked."""

@@ -50,9 +50,11 @@ def bad_in_round_2(graph: Graph, assignment: pb.Assignment, payload: bytes, samp
 def swollen(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Update:
     """Every round the side tensors grow by as much as the server lets pass."""
     honest = nudge(graph, assignment, payload, samples)
+    factors = {"weight": 30, "bias": 30, "clip": 15}
     with np.errstate(over="ignore"):
         side = {
-            name: np.asarray(tensor * np.float32(3000), np.float32) for name, tensor in honest.side.items()
+            name: np.asarray(tensor * np.float32(factors.get(name.rpartition(".")[2], 1)), np.float32)
+            for name, tensor in honest.side.items()
         }
     return replace(honest, side=side)
 
