@@ -41,9 +41,12 @@ DOUBT = 0.5
 """A client that agrees with the others by less than this share of what is usual loses weight."""
 MAJORITY = 3
 """Fewer clients than this cannot outvote one."""
-GROUP_BYTES = 1 << 28
+GROUP_BYTES = 1 << 24
 """Of changes held at a time while they are compared."""
 _SUSPECT_SHARE = 4
+_COLUMNS = 4096
+_DIGITS = 6
+"""Of what a client counts: the last bits of a matrix product differ between machines, a merge must not."""
 
 
 def suspects(clients: int) -> int:
@@ -169,11 +172,11 @@ def _agreement(weights: Array, changes: Changes) -> Votes:
     for name, rows in changes.layers():
         of_layer = _products(rows)
         lengths = np.sqrt(np.diag(of_layer))
-        factors[name] = _pull_factors(weights * lengths)
+        factors[name] = _pull_factors(weights * lengths).round(_DIGITS)
         # Who did not move a layer has no say in how long its changes are.
         usual = float(np.median(lengths[lengths > 0])) if lengths.any() else 1.0
         products += of_layer * np.outer(factors[name], factors[name]) / usual**2
-    return Votes(weights * _trust(products), factors)
+    return Votes(weights * _trust(products).round(_DIGITS), factors)
 
 
 def _pull_factors(pulls: Array) -> Array:
@@ -197,9 +200,12 @@ def _trust(products: Array) -> Array:
 
 
 def _products(rows: NDArray[np.float32]) -> Array:
-    """Scalar products of the rows, one at a time: a matrix product's last bits differ between machines."""
-    wide = rows.astype(np.float64)
-    return np.array([[float((one * other).sum()) for other in wide] for one in wide])
+    """Scalar products of the rows, some columns at a time to spare memory."""
+    total = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], _COLUMNS):
+        wide = rows[:, start : start + _COLUMNS].astype(np.float64)
+        total += wide @ wide.T
+    return total
 
 
 def _nearest(changes: Changes, count: int) -> list[int]:

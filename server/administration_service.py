@@ -69,17 +69,17 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
             return pb.ListRunsResponse(runs=[await self._run_status(run) for run in runs])
 
     async def PauseRun(self, request: pb.RunRequest, context: Context) -> pb.RunStatus:
-        return await self._change(self._coordinator.pause, request, context)
+        return await self._change(self._coordinator.controls.pause, request, context)
 
     async def ResumeRun(self, request: pb.RunRequest, context: Context) -> pb.RunStatus:
-        return await self._change(self._coordinator.resume, request, context)
+        return await self._change(self._coordinator.controls.resume, request, context)
 
     async def AbortRun(self, request: pb.RunRequest, context: Context) -> pb.RunStatus:
-        return await self._change(self._coordinator.abort, request, context)
+        return await self._change(self._coordinator.controls.abort, request, context)
 
     async def SetRun(self, request: pb.SetRunRequest, context: Context) -> pb.RunStatus:
         async def configure(run_id: str) -> Run:
-            return await self._coordinator.configure(run_id, request.settings, request.defaults)
+            return await self._coordinator.controls.configure(run_id, request.settings, request.defaults)
 
         return await self._change(configure, pb.RunRequest(run_id=request.run_id), context)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from fedmpq.server.active_run import ActiveRun, ReplayError
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads
 from fedmpq.server.collecting import Collecting
 from fedmpq.server.connections import Connection, Connections
-from fedmpq.server.exports import Exports, check_export
+from fedmpq.server.exports import Exports
 from fedmpq.server.farewells import Farewells
 from fedmpq.server.final_exports import FinalExports
 from fedmpq.server.going_on import GoingOn, tell_held
@@ -26,8 +26,7 @@ from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopp
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_opening import open_next, take_up
-from fedmpq.server.run_config import make_config
-from fedmpq.server.run_settings import changed_config
+from fedmpq.server.run_controls import RunControls
 from fedmpq.server.store.errors import StoreError, UpdateRefused
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import ENDED, RoundAddress, Run, Seat
@@ -64,12 +63,12 @@ class Coordinator:
         self.loading = True
         """Whether the run at work is still being read from the store: what it has is then not all known."""
         self._resources = Resources(store, blobs, outgoing, connections, clock, steady)
-        self._clock = clock
+        self.clock = clock
         self._farewells = Farewells(connections)
         self._final_exports = FinalExports(self._resources, exports)
         self._delay = FIRST_RETRY_SECONDS
-        self._controls = 0
-        """How often the operator has changed a run."""
+        self.controls = RunControls(self)
+        """What the operator asks of runs."""
         self._uninterrupted: set[asyncio.Task[Any]] = set()
 
     @property
@@ -142,7 +141,7 @@ class Coordinator:
         except StoreError:
             # It has ended meanwhile.
             return
-        self._controlled(held)
+        self.controls.changed(held)
         while held.state == "paused":
             seen = self.connections.changed.count
             self._resources.check_stop()
@@ -171,8 +170,8 @@ class Coordinator:
     async def _catch_up(self, active: ActiveRun) -> None:
         """The operator may have paused or resumed the run while it was read, when nobody was here to hear."""
         seen = -1
-        while seen != self._controls:
-            seen = self._controls
+        while seen != self.controls.count:
+            seen = self.controls.count
             run = await asyncio.to_thread(self.store.run, active.run.run_id)
         active.run = run
 
@@ -330,39 +329,3 @@ class Coordinator:
         while self._uninterrupted:
             await asyncio.wait(self._uninterrupted)
         self._resources.workers.shutdown()
-
-    # What the operator asks for
-
-    async def pause(self, run_id: str) -> Run:
-        return self._controlled(await asyncio.to_thread(self.store.pause_run, run_id))
-
-    async def resume(self, run_id: str) -> Run:
-        return self._controlled(await asyncio.to_thread(self.store.resume_run, run_id))
-
-    async def abort(self, run_id: str) -> Run:
-        run = await asyncio.to_thread(self.store.abort_run, run_id, "aborted by the operator", self._clock())
-        return self._controlled(run)
-
-    async def configure(self, run_id: str, settings: str, defaults: Sequence[str]) -> Run:
-        """Other operational settings for a run that exists; raises ConfigError or StoreError."""
-        known = await asyncio.to_thread(self.store.run, run_id)
-        config = changed_config(known, settings, defaults)
-        if config.export != make_config(known.config).export:
-            await check_export(config)
-        run = await asyncio.to_thread(self.store.configure_run, run_id, known.config, config.to_dict())
-        say(log, "run configured", run=run.name, settings=settings or None, defaults=list(defaults) or None)
-        if self.active is not None and self.active.run.run_id == run_id:
-            self.active.configured(run)
-            self.connections.forget_descriptions()
-            if self.round is not None:
-                await self.round.configured()
-        self.connections.changed.ring()
-        return run
-
-    def _controlled(self, run: Run) -> Run:
-        self._controls += 1
-        if self.active is not None and self.active.run.run_id == run.run_id:
-            self.active.run = run
-        say(log, f"run {run.state}", run=run.name, reason=run.reason or None)
-        self.connections.changed.ring()
-        return run

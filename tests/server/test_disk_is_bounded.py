@@ -75,7 +75,7 @@ def test_parts_of_uploads_go_with_their_run(tmp_path: Path) -> None:
             run = server.queue(small_config(clients_per_round=1, rounds=1))
             (client,) = await server.clients(8)
             call = await begin_upload(server, client, *await prepared(client))
-            await server.coordinator.abort(run.run_id)
+            await server.coordinator.controls.abort(run.run_id)
             await server.until(lambda: uploads_in(tmp_path) == [])
             call.cancel()
             await client.close()

@@ -153,7 +153,7 @@ def test_a_round_is_done_anew_and_the_third_failure_waits_for_the_operator(
             monkeypatch.setattr(Picky, "failures", 0)
             await server.crash()
             await server.start()
-            await server.coordinator.resume(run.run_id)
+            await server.coordinator.controls.resume(run.run_id)
             assert await asyncio.wait_for(asyncio.gather(*running), PATIENCE) == ["finished"] * 2
             assert [member.strikes for member in server.store.members(run.run_id)] == [0, 0]
             assert server.store.thrown_out(run.run_id) == [], "now they count"

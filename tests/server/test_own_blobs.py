@@ -134,7 +134,7 @@ def test_a_model_that_is_lost_pauses_the_run_until_it_is_back(tmp_path: Path, da
             await server.start()
             await server.until(lambda: "bring" in server.store.run(run.run_id).reason)
             model.write_bytes(good)
-            await server.coordinator.resume(run.run_id)
+            await server.coordinator.controls.resume(run.run_id)
             clients = await server.clients(4, 8)
             running = [asyncio.create_task(client.run()) for client in clients]
             assert await asyncio.wait_for(asyncio.gather(*running), PATIENCE) == ["finished"] * 2

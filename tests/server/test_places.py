@@ -268,7 +268,7 @@ def test_a_board_that_cannot_take_part_is_not_chosen_until_it_connects_again(tmp
             await unable.close()
             running.append(asyncio.create_task(unable.run()))
             await server.until(lambda: bool(unable.receipts))
-            await server.coordinator.abort(run.run_id)
+            await server.coordinator.controls.abort(run.run_id)
             assert await asyncio.wait_for(asyncio.gather(*running), PATIENCE) == ["aborted"] * 2
             await close_all([able, unable])
 
@@ -345,7 +345,7 @@ def test_a_number_of_clients_that_is_said_is_waited_for(tmp_path: Path) -> None:
             await server.until(lambda: server.store.run(run.run_id).round == 1)
             server.pass_time(1e6)
             await server.until(lambda: server.coordinator.waiting_for == "1 of 2 clients connected")
-            await server.coordinator.abort(run.run_id)
+            await server.coordinator.controls.abort(run.run_id)
             assert await asyncio.wait_for(running, PATIENCE) == "aborted"
             await close_all([stays])
 
@@ -387,7 +387,7 @@ def test_what_is_learned_is_stored_and_the_same_after_a_restart(tmp_path: Path) 
             await server.start()
             await server.until(lambda: third_round_seconds(server) > 0)
             assert third_round_seconds(server) == learned
-            await server.coordinator.abort(run.run_id)
+            await server.coordinator.controls.abort(run.run_id)
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)

@@ -271,14 +271,14 @@ def test_pause_resume_and_abort(tmp_path: Path) -> None:
             (client,) = await server.clients(4)
             running = asyncio.create_task(client.run())
             await server.until(lambda: server.store.run(run.run_id).round >= 2)
-            await server.coordinator.pause(run.run_id)
+            await server.coordinator.controls.pause(run.run_id)
             await server.until(lambda: server.coordinator.waiting_for == "the operator")
             paused_at = server.store.run(run.run_id).round
             await asyncio.sleep(0.2)
             assert server.store.run(run.run_id).round == paused_at
-            await server.coordinator.resume(run.run_id)
+            await server.coordinator.controls.resume(run.run_id)
             await server.until(lambda: server.store.run(run.run_id).round > paused_at)
-            await server.coordinator.abort(run.run_id)
+            await server.coordinator.controls.abort(run.run_id)
             assert await asyncio.wait_for(running, PATIENCE) == "aborted"
             assert server.store.run(run.run_id).state == "aborted"
             await client.close()
@@ -312,7 +312,7 @@ def test_who_comes_later_joins_with_the_next_number(tmp_path: Path) -> None:
             await server.until(lambda: server.store.run(run.run_id).round >= 1)
             running.append(asyncio.create_task(second.run()))
             await server.until(lambda: len(second.receipts) >= 2)
-            await server.coordinator.abort(run.run_id)
+            await server.coordinator.controls.abort(run.run_id)
             assert await asyncio.gather(*running) == ["aborted"] * 2
             members = server.store.members(run.run_id)
             assert [(member.client, member.record.budget) for member in members] == [(0, 4.0), (1, 8.0)]
@@ -527,14 +527,14 @@ def test_a_calibration_waits_while_the_run_is_paused(tmp_path: Path) -> None:
 
             async def pause_then_train(assignment: pb.Assignment) -> None:
                 if assignment.phase == pb.TRAINING:
-                    await server.coordinator.pause(run.run_id)
+                    await server.coordinator.controls.pause(run.run_id)
                 await original(assignment)
 
             client.work = pause_then_train  # type: ignore[method-assign]
             running = asyncio.create_task(client.run())
             await server.until(lambda: server.coordinator.waiting_for == "the operator")
             assert server.store.calibration(run.run_id, 1) is None
-            await server.coordinator.resume(run.run_id)
+            await server.coordinator.controls.resume(run.run_id)
             assert await asyncio.wait_for(running, PATIENCE) == "finished"
             await client.close()
 

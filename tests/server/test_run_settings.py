@@ -75,7 +75,7 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path: Path) -> None:
             clients = await server.clients(4, 8)
             assert await run_all(clients) == ["finished"] * 2
             await server.until(lambda: server.coordinator.active is None)
-            await server.coordinator.configure(run.run_id, "rounds = 3", [])
+            await server.coordinator.controls.configure(run.run_id, "rounds = 3", [])
             again = server.store.run(run.run_id)
             assert (again.state, again.ended, again.round) == ("running", None, 1)
             assert await run_all(clients) == ["finished"] * 2
@@ -118,7 +118,9 @@ def test_a_deadline_holds_for_the_open_round_and_after_a_crash(tmp_path: Path) -
             clients[1].work = never  # type: ignore[method-assign]
             running = [asyncio.create_task(client.run()) for client in clients]
             await server.until(lambda: bool(clients[0].receipts))
-            await server.coordinator.configure(run.run_id, "deadline_seconds = 400\nquorum = 0.5", [])
+            await server.coordinator.controls.configure(
+                run.run_id, "deadline_seconds = 400\nquorum = 0.5", []
+            )
             current = server.store.current_round(run.run_id)
             assert current is not None
             assert current.deadline is not None

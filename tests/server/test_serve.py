@@ -170,10 +170,10 @@ def test_a_run_is_made_once_and_gone_on_with(tmp_path: Path) -> None:
         assert server.address
         assert server.program.text().count("run queued") == 1
         assert server.program.terminate() == 0
-        config.write_text(RUN.replace("rounds = 2", "rounds = 3"))
+        config.write_text(RUN + "epochs = 3\n")
         code, output = run_to_end(tmp_path, str(config), "--listen", "127.0.0.1:0")
         assert code == 2
-        assert "rounds = 2 there and 3 here" in output
+        assert "epochs = 5 there and 3 here" in output
 
 
 @pytest.mark.slow

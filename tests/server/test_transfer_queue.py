@@ -16,6 +16,7 @@ from fedmpq.exchange.wire import digest
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server.federation_service import MAX_DOWNLOADS
 from fedmpq.server.transfer_queue import KEPT_SECONDS, SHARES, TICK_BYTES, TransferQueue
+from fedmpq.system.durable_files import file_digest
 from tests.server.loopback import PATIENCE, Federation, close_all, federation, small_config
 from tests.server.stand_in import StandIn
 from tests.server.test_federation_service import prepared
@@ -180,9 +181,10 @@ async def drip(client: StandIn, assignment: pb.Assignment, update: bytes, begun:
 
 def lend_large_file(server: Federation, folder: Path) -> bytes:
     """Longer than what the network takes for a client that does not read; it has no bytes on the disk."""
-    path, name = folder / "large", digest(b"large")
+    path = folder / "large"
     path.touch()
-    os.truncate(path, 1 << 30)
+    os.truncate(path, 1 << 26)
+    name = file_digest(path)
     server.coordinator.outgoing.lend(name, path)
     return name
 
