@@ -374,6 +374,7 @@ def test_the_whole_client_stays_small_while_it_trains_resnet20(tmp_path: Path) -
     rounds.make(tmp_path / "round.npz", "resnet20", (3, 32, 32), 128, plan)
     given = rounds.load(tmp_path / "round.npz")
     _save(tmp_path / "data.npz", images=given.data.images, labels=given.data.labels)
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
     server = RunningServer(FakeFederation())
     layers = {
         name: layer.unpack(given.graph.weight_shape(name)) for name, layer in given.assignment.layers.items()
