@@ -271,10 +271,8 @@ class QuantizedMethod:
                 assert sender.dealt is not None
                 yield self._contribution(model, sender.dealt, update, names)
 
-        sizes = {
-            node.name: size for node, size in zip(self.graph.layers, self.graph.layer_sizes, strict=True)
-        }
-        return Changes(sizes, len(senders), read)
+        shapes = {node.name: self.graph.weight_shape(node.name) for node in self.graph.layers}
+        return Changes(shapes, len(senders), read)
 
     def _merge_layers(
         self, model: GlobalModel, changes: Changes, counted_by: Votes

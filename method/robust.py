@@ -22,6 +22,7 @@ there is no majority to go by, and every rule is a mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -64,14 +65,14 @@ def limited_weights(weights: Sequence[float], fleet: Sequence[float], limit: flo
 class Changes:
     """What the clients of a round have changed, in their order, read anew each time."""
 
-    sizes: Mapping[str, int]
-    """Weights by layer."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the weights, by layer."""
     clients: int
     read: Callable[[Sequence[str]], Iterable[Tensors]]
     """Each client's changes of the layers named."""
 
     def all(self) -> Iterable[Tensors]:
-        return self.read(tuple(self.sizes))
+        return self.read(tuple(self.shapes))
 
     def layers(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """One layer after the other: its name, and all clients' changes as rows."""
@@ -83,8 +84,8 @@ class Changes:
     def _groups(self) -> Iterator[tuple[str, ...]]:
         group: list[str] = []
         held = 0
-        for name, size in self.sizes.items():
-            needed = 4 * size * self.clients
+        for name, shape in self.shapes.items():
+            needed = 4 * math.prod(shape) * self.clients
             if group and held + needed > GROUP_BYTES:
                 yield tuple(group)
                 group, held = [], 0
@@ -132,12 +133,14 @@ def middle_changes(rule: Aggregation, changes: Changes) -> WeightedSum | None:
         return None
     trimmed = suspects(changes.clients) if rule == "trimmed_mean" else (changes.clients - 1) // 2
     kept = slice(trimmed, changes.clients - trimmed)
-    shapes = {name: tensor.shape for name, tensor in next(iter(changes.all())).items()}
     middle = {
-        name: np.sort(rows, axis=0)[kept].mean(axis=0, dtype=np.float64).astype(np.float32)
+        name: np.sort(rows, axis=0)[kept]
+        .mean(axis=0, dtype=np.float64)
+        .astype(np.float32)
+        .reshape(changes.shapes[name])
         for name, rows in changes.layers()
     }
-    return summed(np.ones(1), [{name: flat.reshape(shapes[name]) for name, flat in middle.items()}])
+    return summed(np.ones(1), [middle])
 
 
 def summed(weights: Array, tensors: Iterable[Tensors]) -> WeightedSum:

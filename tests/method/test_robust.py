@@ -31,7 +31,7 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.quantized import QuantizedLayer
 from tests.server.small_model import GRAPH, first_state
 
-SHAPES = {"first": (2, 3), "second": (1,), "third": (4, 1, 2)}
+SHAPES: dict[str, tuple[int, ...]] = {"first": (2, 3), "second": (1,), "third": (4, 1, 2)}
 Change = dict[str, NDArray[np.float32]]
 
 
@@ -48,8 +48,7 @@ def drawn(seed: int, clients: int) -> list[Change]:
 
 
 def changes_of(held: Sequence[Change]) -> Changes:
-    sizes = {name: int(np.prod(shape)) for name, shape in SHAPES.items()}
-    return Changes(sizes, len(held), lambda names: ({name: each[name] for name in names} for each in held))
+    return Changes(SHAPES, len(held), lambda names: ({name: each[name] for name in names} for each in held))
 
 
 def merged_by(rule: Aggregation, weights: Sequence[float], held: Sequence[Change]) -> Change:
