@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,9 @@ import pytest
 from tests import postgres
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[postgres.Server]:
-    """One for each process of the test run, started by the first test that needs it."""
+@contextmanager
+def running_postgres() -> Iterator[postgres.Server]:
+    """A server of one's own. Where there is none the test is skipped, unless the environment asks for it."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(postgres.running())
@@ -22,6 +22,13 @@ def postgres_server() -> Iterator[postgres.Server]:
             if os.environ.get(postgres.SETTING):
                 raise
             pytest.skip(str(reason))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """One for each process of the test run, started by the first test that needs it."""
+    with running_postgres() as server:
         yield server
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import postgres
+from tests.databases import running_postgres
 from tests.federation.federation import Federation, assert_same
 from tools.programs import FEDMPQ, wait_until
 
@@ -37,13 +36,7 @@ class Own:
 
 @pytest.fixture
 def own_postgres() -> Iterator[Own]:
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(postgres.running())
-        except postgres.NoPostgres as reason:
-            if os.environ.get(postgres.SETTING):
-                raise
-            pytest.skip(str(reason))
+    with running_postgres() as server:
         if server.process is None:
             pytest.skip(f"{postgres.SETTING} names a server that is not ours to stop")
         yield Own(server.url.render_as_string(hide_password=False), server.process)

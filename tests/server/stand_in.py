@@ -231,3 +231,15 @@ async def _parts(header: pb.UploadHeader, data: bytes, size: int) -> AsyncIterat
     yield pb.UploadRequest(header=header)
     for start in range(0, len(data), size):
         yield pb.UploadRequest(data=data[start : start + size])
+
+
+def held_back(client: StandIn) -> asyncio.Event:
+    """The client does its work once the event is set."""
+    go, work = asyncio.Event(), client.work
+
+    async def wait_first(assignment: pb.Assignment) -> None:
+        await go.wait()
+        await work(assignment)
+
+    client.work = wait_first  # type: ignore[method-assign]
+    return go

@@ -23,7 +23,7 @@ from fedmpq.server.learned_deadline import (
     learned_seconds,
 )
 from tests.server.loopback import PATIENCE, Federation, close_all, federation, run_all, small_config
-from tests.server.stand_in import StandIn, nudge
+from tests.server.stand_in import StandIn, held_back, nudge
 
 
 @pytest.fixture(autouse=True)
@@ -193,18 +193,6 @@ def test_a_revoked_board_holds_no_place(tmp_path: Path, deadline: float | None) 
             await close_all([stays])
 
     asyncio.run(scenario())
-
-
-def held_back(client: StandIn) -> asyncio.Event:
-    """The client does its work once the event is set."""
-    go, work = asyncio.Event(), client.work
-
-    async def wait_first(assignment: pb.Assignment) -> None:
-        await go.wait()
-        await work(assignment)
-
-    client.work = wait_first  # type: ignore[method-assign]
-    return go
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -15,7 +15,7 @@ from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server.round_time import RoundTime, Timing, time_left
 from fedmpq.server.store.records import OpenedRound, RoundAddress
 from tests.server.loopback import PATIENCE, Federation, close_all, federation, small_config
-from tests.server.stand_in import StandIn
+from tests.server.stand_in import StandIn, held_back
 
 YEARS = 10 * 365 * 86400.0
 DAY = 86400.0
@@ -102,18 +102,6 @@ def test_a_clock_that_jumps_back_does_not_hold_a_round(tmp_path: Path) -> None:
             await close_all(clients)
 
     asyncio.run(scenario())
-
-
-def held_back(client: StandIn) -> asyncio.Event:
-    """The client does its work once the event is set."""
-    go, work = asyncio.Event(), client.work
-
-    async def wait_first(assignment: pb.Assignment) -> None:
-        await go.wait()
-        await work(assignment)
-
-    client.work = wait_first  # type: ignore[method-assign]
-    return go
 
 
 @pytest.mark.parametrize("error", [YEARS, -YEARS])
