@@ -1,4 +1,4 @@
-"""What an operator does about keys and access: `fedmpq server init`, `token`, `bundle` and `revoke`.
+"""What an operator does about keys and access: `fedmpq server init`, `token`, `bundle`, `limit` and `revoke`.
 
 They work on the state folder and the store directly, whether the server runs or not; a running one sees the
 change at the next call that a client makes.
@@ -11,13 +11,14 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from fedmpq.server import certificates, tokens
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import TlsFiles
+from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.database import open_database
 from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
 from fedmpq.server.store.protocol import Store
@@ -162,6 +163,7 @@ def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--list", action="store_true", help="the tokens there are; never their text")
     what.add_argument("--revoke", metavar="ID", help="nobody enrols with it any more; those who did stay")
     _add_days(parser, "token", tokens.DEFAULT_DAYS)
+    _add_limits(parser)
     _add_json(parser)
 
 
@@ -175,7 +177,7 @@ def _run_token(arguments: argparse.Namespace) -> int:
             _revoke_token(store, arguments.revoke, arguments.json)
         else:
             uses = None if arguments.many else 1 if arguments.uses is None else arguments.uses
-            token = tokens.make_token(_now(), uses=uses, days=arguments.days)
+            token = tokens.make_token(_now(), uses=uses, days=arguments.days, limits=_limits(arguments))
             store.add_token(token.record)
             if arguments.json:
                 _print_json(_token_facts(token.record, token.text))
@@ -196,7 +198,7 @@ def _list_tokens(store: Store, as_json: bool) -> None:
     for record in records:
         uses = "any" if record.uses_left is None else str(record.uses_left)
         ends = "never" if record.expires is None else f"{record.expires:%Y-%m-%d}"
-        who = record.client_name or "any client"
+        who = ", ".join(filter(None, (record.client_name or "any client", str(record.limits))))
         print(f"{record.token_id:<12}  {record.state(_now()):<7}  {uses:<9}  {ends:<10}  {who}")
 
 
@@ -216,6 +218,7 @@ def _token_facts(record: tokens.TokenRecord, text: str | None = None) -> dict[st
         "uses_left": record.uses_left,
         "ends": None if record.expires is None else record.expires.isoformat(),
         "client": record.client_name,
+        **asdict(record.limits),
     }
     return facts if text is None else {**facts, "token": text}
 
@@ -226,6 +229,8 @@ def _describe_token(token: tokens.NewToken) -> None:
     ends = "" if record.expires is None else f", until {record.expires:%Y-%m-%d}"
     print(f"token:           {token.text}")
     print(f"                 id {record.token_id}, for {uses}{ends}; it is not shown again")
+    if str(record.limits):
+        print(f"                 of each client at most {record.limits} count")
 
 
 # bundle
@@ -246,6 +251,7 @@ def _add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"days the board has to enrol (default: {tokens.DEFAULT_DAYS:g})",
     )
+    _add_limits(parser)
     parser.add_argument("--overwrite", action="store_true", help="take the place of bundles that are there")
     _add_json(parser)
 
@@ -263,7 +269,9 @@ def _run_bundle(arguments: argparse.Namespace) -> int:
         for name in dict.fromkeys(arguments.names):
             _revoke_tokens_of(store, name)
             client = certificates.issue_client(authority, name, arguments.days)
-            token = tokens.make_token(_now(), days=arguments.token_days, client_name=name)
+            token = tokens.make_token(
+                _now(), days=arguments.token_days, client_name=name, limits=_limits(arguments)
+            )
             store.add_token(token.record)
             _write_bundle(state, name, authority, client, token.text)
     made = [str(state.bundles / name) for name in dict.fromkeys(arguments.names)]
@@ -288,6 +296,40 @@ def _write_bundle(
     write_durably(folder / "ca.pem", certificates.pem_of(authority.certificate))
     client.write(folder, "client", overwrite=True)
     write_durably(folder / "token", f"{token}\n".encode())
+
+
+# limit
+
+
+def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say how much of what clients claim of themselves counts, from their next round on. What is not "
+        "given is not limited any more."
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="the client's name")
+    add_state_argument(parser)
+    _add_limits(parser)
+    _add_json(parser)
+
+
+def _run_limit(arguments: argparse.Namespace) -> int:
+    state = StateFolder(arguments.state)
+    state.require()
+    limits, names = _limits(arguments), list(dict.fromkeys(arguments.names))
+    with _store(state) as store:
+        enrolled = [client.name for client in store.list_clients()]
+        if unknown := [name for name in names if name not in enrolled]:
+            known = ", ".join(enrolled) or "none"
+            raise SecurityError(f"there is no client {unknown[0]!r}; enrolled are: {known}")
+        for name in names:
+            store.limit_client(name, limits)
+    if arguments.json:
+        _print_json({"limited": [{"name": name, **asdict(limits)} for name in names]})
+    else:
+        print(
+            "\n".join(f"{name}: {f'at most {limits} count' if str(limits) else 'no limit'}" for name in names)
+        )
+    return 0
 
 
 # revoke
@@ -373,6 +415,19 @@ def _add_days(parser: argparse.ArgumentParser, what: str, default: float) -> Non
     )
 
 
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-samples", type=int, metavar="N", help="of the samples a client claims, no more than N count"
+    )
+    parser.add_argument(
+        "--max-budget", type=float, metavar="BITS", help="a client is dealt no more bits per weight than this"
+    )
+
+
+def _limits(arguments: argparse.Namespace) -> ClaimLimits:
+    return ClaimLimits(arguments.max_samples, arguments.max_budget)
+
+
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -389,5 +444,6 @@ ACTIONS = {
     "init": Action("make the folder, an authority and a certificate", _add_init_arguments, _run_init),
     "token": Action("make, list or revoke enrolment tokens", _add_token_arguments, _run_token),
     "bundle": Action("make the files a board needs to join", _add_bundle_arguments, _run_bundle),
+    "limit": Action("say how much of what clients claim counts", _add_limit_arguments, _run_limit),
     "revoke": Action("end a client's identity", _add_revoke_arguments, _run_revoke),
 }

@@ -89,7 +89,7 @@ class ActiveRun:
         member = self.members.get(client.client_id)
         if member is not None and member.strikes >= MAX_STRIKES:
             return False
-        return MIN_SAMPLES <= client.samples <= self.config.max_samples
+        return MIN_SAMPLES <= client.counted_samples <= self.config.max_samples
 
     def as_members(self, connected: Sequence[Client]) -> list[Member]:
         """The connected clients as they are now, by number; those new to the run get the next numbers."""
@@ -98,11 +98,14 @@ class ActiveRun:
             key=lambda client: client.name,
         )
         joining = [
-            Member(client.client_id, ClientRecord(number, client.budget, client.samples))
+            Member(client.client_id, ClientRecord(number, client.granted_budget, client.counted_samples))
             for number, client in enumerate(new, start=len(self.members))
         ]
         known = [
-            replace(member, record=replace(member.record, budget=client.budget, samples=client.samples))
+            replace(
+                member,
+                record=replace(member.record, budget=client.granted_budget, samples=client.counted_samples),
+            )
             for client in connected
             if (member := self.members.get(client.client_id)) is not None
         ]

@@ -37,7 +37,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from fedmpq.server.store.errors import StoreFailed
 
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10
@@ -57,6 +57,9 @@ tokens = Table(
     Column("expires", Double),
     Column("revoked", Double),
     Column("created", Double, nullable=False),
+    # What clients that enrol with it may claim; NULL: anything.
+    Column("max_samples", BigInteger),
+    Column("max_budget", Double),
     CheckConstraint("uses_left >= 0", name="token_uses"),
 )
 
@@ -77,6 +80,9 @@ clients = Table(
     # NULL until its first call: the answer to its enrolment may have been lost.
     Column("first_seen", Double),
     Column("revoked", Double),
+    # What counts of its claims at most; NULL: all of it.
+    Column("max_samples", BigInteger),
+    Column("max_budget", Double),
 )
 # A revoked client's name is free again.
 Index(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun
+from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.connections import Connections
 from fedmpq.server.resources import Resources
 from fedmpq.server.store.records import LEFT, Client, OpenedRound
@@ -49,7 +50,9 @@ async def selectable(resources: Resources, active: ActiveRun) -> list[Client]:
         return []
     allowed = await unrevoked(resources, [client.client_id for client in connected])
     able = [client for client in connected if not _declined(resources, client.client_id)]
-    return [client for client in able if client.client_id in allowed and active.may_train(client)]
+    # A limit may have been set since the client connected.
+    limited = [replace(one, limits=allowed[one.client_id]) for one in able if one.client_id in allowed]
+    return [client for client in limited if active.may_train(client)]
 
 
 def _declined(resources: Resources, client_id: str) -> bool:
@@ -58,13 +61,13 @@ def _declined(resources: Resources, client_id: str) -> bool:
     return connection is not None and bool(connection.declined)
 
 
-async def unrevoked(resources: Resources, client_ids: Iterable[str]) -> set[str]:
-    """Those of the clients that may still call; the streams of the others end."""
+async def unrevoked(resources: Resources, client_ids: Iterable[str]) -> dict[str, ClaimLimits]:
+    """Those of the clients that may still call, with their limits; the streams of the others end."""
     ids = list(client_ids)
     if not ids:
-        return set()
+        return {}
     allowed = await asyncio.to_thread(resources.store.unrevoked, ids)
-    for client_id in set(ids) - allowed:
+    for client_id in set(ids) - allowed.keys():
         if (connection := resources.connections.get(client_id)) is not None:
             connection.close("revoked")
     return allowed
@@ -79,7 +82,7 @@ async def spares(resources: Resources, active: ActiveRun, stored: OpenedRound) -
 async def spares_may_come(resources: Resources, active: ActiveRun, stored: OpenedRound) -> bool:
     """Whether a client of the run without a place has not been away for long and may take one."""
     taken, grace = _taken(active, stored), active.config.away_seconds
-    return bool(await _expected(resources, active, taken, grace))
+    return await _expects(resources, active, taken, grace)
 
 
 async def may_begin(resources: Resources, active: ActiveRun, ready: list[Client]) -> bool:
@@ -97,15 +100,15 @@ async def may_begin(resources: Resources, active: ActiveRun, ready: list[Client]
     if resources.connections.quiet < min(RETURN_SECONDS, config.away_seconds):
         return False
     here = {client.client_id for client in ready}
-    return not await _expected(resources, active, here, config.grace)
+    return not await _expects(resources, active, here, config.grace)
 
 
 def _taken(active: ActiveRun, stored: OpenedRound) -> set[str]:
     return {active.client_id(seat.client) for seat in stored.seats if seat.state not in LEFT}
 
 
-async def _expected(resources: Resources, active: ActiveRun, but: set[str], grace: float) -> set[str]:
-    """Clients of the run that are not connected but may be soon."""
+async def _expects(resources: Resources, active: ActiveRun, but: set[str], grace: float) -> bool:
+    """Whether clients of the run are not connected but may be soon."""
     away = [
         member.client_id
         for member in active.members.values()
@@ -113,4 +116,4 @@ async def _expected(resources: Resources, active: ActiveRun, but: set[str], grac
         and member.strikes < MAX_STRIKES
         and 0 < resources.connections.away(member.client_id) < grace
     ]
-    return await unrevoked(resources, away)
+    return bool(await unrevoked(resources, away))

@@ -108,11 +108,9 @@ class RoundInProgress:
 
         Raises Rejected, UpdateRefused or DamagedUpload.
         """
-        samples = self.active.members[client_id].record.samples
-        if (connection := self._connections.get(client_id)) is not None:
-            samples = max(samples, connection.client.samples)
+        claimed = await self._claimed_samples(client_id)
         try:
-            size = await self._resources.workers.check(self._check_and_keep, seat, samples, name, file)
+            size = await self._resources.workers.check(self._check_and_keep, seat, claimed, name, file)
         except Rejected as rejected:
             await self.reject(seat, str(rejected))
             raise
@@ -130,6 +128,12 @@ class RoundInProgress:
                 self.time.answered(seat.client)
         self._connections.changed.ring()
         return receipt_id
+
+    async def _claimed_samples(self, client_id: str) -> int:
+        """What the client said last of its samples, which it trains on; what it was selected with counts."""
+        counted = self.active.members[client_id].record.samples
+        client = await asyncio.to_thread(self._store.client_by_id, client_id)
+        return counted if client is None else max(counted, client.samples)
 
     def _check_and_keep(self, seat: Seat, max_samples: int, name: bytes, file: Path) -> int:
         """The size of an answer that is good, and now durable as a blob.

@@ -298,7 +298,8 @@ class TrainingWork(RoundWork):
         waits = due and active.config.test_data is not None
         accuracies, measured_by = ({}, "") if waits else self._measure(merged, updates)
         bytes_up, bytes_down = traffic(closed)
-        weights = [update.samples for update in updates]
+        counted = {record.client: record.samples for record in active.model.clients}
+        weights = [min(update.samples, counted[update.client]) for update in updates]
         metrics = {
             "round": merged.round,
             **self._facts(merged, accuracies, measured_by),

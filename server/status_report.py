@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmpq.proto import administration_pb2 as pb
+from fedmpq.server.claim_limits import ClaimLimits
 
 MOST_WIDTHS = 32
 """Layers whose bit-widths are shown one by one."""
@@ -78,6 +79,8 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
         "connected": client.connected,
         "budget": client.budget,
         "samples": client.samples,
+        "max_samples": client.max_samples if client.HasField("max_samples") else None,
+        "max_budget": client.max_budget if client.HasField("max_budget") else None,
         "state": client.state,
         "bit_widths": list(client.bit_widths),
         "bytes_up": client.bytes_up,
@@ -174,12 +177,16 @@ def _add_metrics(grid: Table, run: pb.RunStatus) -> None:
 def _client_table(clients: Sequence[pb.ClientStatus]) -> Table:
     table = _table("#", "client", "", "budget", "samples", "bit-widths", "up", "down", "accuracy", "engine")
     for client in clients:
+        limits = ClaimLimits(
+            client.max_samples if client.HasField("max_samples") else None,
+            client.max_budget if client.HasField("max_budget") else None,
+        )
         table.add_row(
             _NONE if client.client < 0 else str(client.client),
             plain(client.name),
             _client_state(client),
-            f"{client.budget:g}",
-            f"{client.samples:,}",
+            _claim(f"{client.budget:g}", f"{limits.budget(client.budget):g}"),
+            _claim(f"{client.samples:,}", f"{limits.samples(client.samples):,}"),
             widths_text(client.bit_widths),
             bytes_text(client.bytes_up),
             bytes_text(client.bytes_down),
@@ -188,6 +195,10 @@ def _client_table(clients: Sequence[pb.ClientStatus]) -> Table:
             style=None if client.connected else "dim",
         )
     return table
+
+
+def _claim(claimed: str, counted: str) -> str:
+    return claimed if counted == claimed else f"{counted} of {claimed}"
 
 
 def _client_state(client: pb.ClientStatus) -> str:

@@ -76,6 +76,8 @@ def client_status(client: Client, member: Member | None, opened: Round | None) -
         samples=client.samples,
         version=client.version,
         engine=client.engine,
+        max_samples=client.limits.max_samples,
+        max_budget=client.limits.max_budget,
     )
     if member is None:
         return status

@@ -14,6 +14,8 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
+
 PREFIX = "fmq_"
 """Lets people and secret scanners see what a string is that turns up where it should not."""
 DEFAULT_DAYS = 30.0
@@ -42,6 +44,8 @@ class TokenRecord:
     client_name: str | None = None
     """The only client that may enrol with it; None: any."""
     revoked: bool = False
+    limits: ClaimLimits = UNLIMITED
+    """Of the clients that enrol with it."""
 
     def refusal(self, name: str, now: datetime) -> str | None:
         """Why the client called `name` cannot enrol with this token at `now`; None if it can."""
@@ -77,6 +81,7 @@ def make_token(
     uses: int | None = 1,
     days: float | None = DEFAULT_DAYS,
     client_name: str | None = None,
+    limits: ClaimLimits = UNLIMITED,
 ) -> NewToken:
     """A token good for `uses` enrolments (None: any number) during `days` (None: for ever)."""
     if uses is not None and not 1 <= uses <= MAX_USES:
@@ -86,7 +91,8 @@ def make_token(
     text = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     expires = None if days is None else now + timedelta(days=days)
     digest = token_digest(text)
-    return NewToken(text, TokenRecord(token_id_of(digest), digest, now, uses, expires, client_name))
+    record = TokenRecord(token_id_of(digest), digest, now, uses, expires, client_name, limits=limits)
+    return NewToken(text, record)
 
 
 def token_digest(text: str) -> bytes:

@@ -141,7 +141,6 @@ def _started(folder: Path) -> Iterator[Server]:
     settings = (
         "listen_addresses=",
         "fsync=off",
-        "checkpoint_timeout=30s",
         "max_connections=200",
         f"unix_socket_directories={folder}",
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.database import clients, tokens
 from fedmpq.server.store.errors import NameTaken, TokenRefused, UnknownToken
 from fedmpq.server.store.records import Client
-from fedmpq.server.store.rows import client_of, moment, token_of
+from fedmpq.server.store.rows import client_of, limits_of, moment, token_of
 from fedmpq.server.store.transactions import Transactions
 from fedmpq.server.tokens import TokenRecord
 
@@ -31,6 +32,7 @@ class SqlEnrolment(Transactions):
                     expires=None if token.expires is None else token.expires.timestamp(),
                     revoked=token.created.timestamp() if token.revoked else None,
                     created=token.created.timestamp(),
+                    **asdict(token.limits),
                 )
             )
 
@@ -76,7 +78,7 @@ class SqlEnrolment(Transactions):
                 raise TokenRefused(f"{refusal}; ask the operator for another")
             if known is None:
                 _use_token(connection, token)
-                return _add_client(connection, name, token.token_id, facts, now)
+                return _add_client(connection, name, token.token_id, facts | asdict(token.limits), now)
             if not lost_answer:
                 raise NameTaken(
                     f"a client named {name!r} is enrolled; choose another name, "
@@ -92,12 +94,16 @@ class SqlEnrolment(Transactions):
             ).one_or_none()
         return None if row is None else client_of(row)
 
-    def unrevoked(self, client_ids: Collection[str]) -> set[str]:
-        chosen = select(clients.c.client_id).where(
-            clients.c.client_id.in_(client_ids), clients.c.revoked.is_(None)
-        )
+    def unrevoked(self, client_ids: Collection[str]) -> dict[str, ClaimLimits]:
+        chosen = select(clients).where(clients.c.client_id.in_(client_ids), clients.c.revoked.is_(None))
         with self._read() as connection:
-            return set(connection.execute(chosen).scalars())
+            return {str(row.client_id): limits_of(row) for row in connection.execute(chosen)}
+
+    def limit_client(self, name: str, limits: ClaimLimits) -> bool:
+        named = (clients.c.name == name, clients.c.revoked.is_(None))
+        with self._write() as connection:
+            changed = connection.execute(update(clients).where(*named).values(**asdict(limits)))
+        return changed.rowcount == 1
 
     def list_clients(self, *, revoked: bool = False) -> list[Client]:
         chosen = select(clients).order_by(clients.c.name, clients.c.created)

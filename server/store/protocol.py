@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.store.records import (
     CalibrationCommit,
     CalibrationRound,
@@ -56,8 +57,11 @@ class Enrolment(Protocol):
     def client_by_id(self, client_id: str) -> Client | None:
         """A client that may call: None if there is none of this id, or it was revoked."""
 
-    def unrevoked(self, client_ids: Collection[str]) -> set[str]:
-        """Those of the clients that may still call."""
+    def unrevoked(self, client_ids: Collection[str]) -> dict[str, ClaimLimits]:
+        """Those of the clients that may still call, each with what it may claim now."""
+
+    def limit_client(self, name: str, limits: ClaimLimits) -> bool:
+        """From the next round on its claims count within these; False: no client has this name."""
 
     def list_clients(self, *, revoked: bool = False) -> list[Client]:
         """By name; the revoked ones too if asked for."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fedmpq.exchange.messages import Phase
 from fedmpq.method.state import ClientRecord
+from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
 
 RunState = Literal["waiting", "running", "paused", "finished", "aborted"]
 SeatState = Literal["selected", "updated", "rejected", "cut", "declined"]
@@ -34,6 +35,17 @@ class Client:
     """None until its first call."""
     revoked: float | None
     """None: it may call."""
+    limits: ClaimLimits = UNLIMITED
+
+    @property
+    def counted_samples(self) -> int:
+        """What it claims, as far as the operator lets it."""
+        return self.limits.samples(self.samples)
+
+    @property
+    def granted_budget(self) -> float:
+        """What it asks for, as far as the operator lets it have it."""
+        return self.limits.budget(self.budget)
 
 
 @dataclass(frozen=True)

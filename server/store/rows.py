@@ -9,12 +9,17 @@ from typing import Any
 from sqlalchemy import Row
 
 from fedmpq.method.state import ClientRecord
+from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.store.records import Answer, Client, Member, Run, Seat
 from fedmpq.server.tokens import TokenRecord
 
 
 def moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc)
+
+
+def limits_of(row: Row[Any]) -> ClaimLimits:
+    return ClaimLimits(row.max_samples, row.max_budget)
 
 
 def token_of(row: Row[Any]) -> TokenRecord:
@@ -26,6 +31,7 @@ def token_of(row: Row[Any]) -> TokenRecord:
         expires=None if row.expires is None else moment(row.expires),
         client_name=row.client_name,
         revoked=row.revoked is not None,
+        limits=limits_of(row),
     )
 
 
@@ -42,6 +48,7 @@ def client_of(row: Row[Any]) -> Client:
         created=row.created,
         first_seen=row.first_seen,
         revoked=row.revoked,
+        limits=limits_of(row),
     )
 
 

@@ -1,4 +1,4 @@
-"""`fedmpq server init`, `token`, `bundle`, `revoke`: what they leave on the disk and in the store."""
+"""`fedmpq server init`, `token`, `bundle`, `limit`, `revoke`: what they leave on disk and in the store."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedmpq.cli.security_commands import ACTIONS, SecurityError
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import ALWAYS, CertificateError, hosts_of, read_authority, read_certificate
+from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits, LimitError
 from fedmpq.server.database import DatabaseError
 from fedmpq.server.state_folder import StateError, StateFolder
 from fedmpq.server.store.errors import NameTaken, TokenRefused
@@ -309,6 +310,39 @@ def test_revoking_a_strange_name_touches_no_file(state: Path, capsys: Capture) -
     assert sorted(state.rglob("*")) == before
     with store_of(state) as store:
         assert store.client_by_id(client_id) is None
+
+
+# limit
+
+
+def test_limits_are_set_on_tokens_bundles_and_clients(state: Path, capsys: Capture) -> None:
+    made = facts(capsys, "token", "--state", state, "--max-samples", "500", "--max-budget", "4")
+    assert (made["max_samples"], made["max_budget"]) == (500, 4.0)
+    enrol(state, made["token"], "a")
+    act("bundle", "b", "--state", state, "--max-samples", "70")
+    enrol(state, (state / "bundles" / "b" / "token").read_text().strip(), "b")
+    with store_of(state) as store:
+        limits = {client.name: client.limits for client in store.list_clients()}
+    assert limits == {"a": ClaimLimits(500, 4.0), "b": ClaimLimits(70, None)}
+    assert facts(capsys, "limit", "a", "b", "--state", state, "--max-budget", "2.5") == {
+        "limited": [{"name": name, "max_samples": None, "max_budget": 2.5} for name in ("a", "b")]
+    }
+    act("limit", "b", "--state", state)
+    assert "b: no limit" in capsys.readouterr().out
+    with store_of(state) as store:
+        limits = {client.name: client.limits for client in store.list_clients()}
+    assert limits == {"a": ClaimLimits(None, 2.5), "b": UNLIMITED}
+    act("token", "--list", "--state", state)
+    assert "500 samples, 4 bits per weight" in capsys.readouterr().out
+
+
+def test_limits_that_cannot_be_are_refused(state: Path) -> None:
+    with pytest.raises(SecurityError, match="no client 'a'"):
+        act("limit", "a", "--state", state, "--max-samples", "5")
+    with pytest.raises(LimitError, match="2 or more"):
+        act("token", "--state", state, "--max-samples", "1")
+    with pytest.raises(LimitError, match=r"outside 1\.\.8"):
+        act("token", "--state", state, "--max-budget", "nan")
 
 
 # revoke

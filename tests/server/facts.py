@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import TypeVar
 
 from fedmpq.method.state import ClientRecord
+from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import (
     CalibrationCommit,
@@ -27,9 +28,13 @@ T = TypeVar("T")
 
 
 def add_token(
-    store: Store, uses: int | None = 1, days: float | None = None, name: str | None = None
+    store: Store,
+    uses: int | None = 1,
+    days: float | None = None,
+    name: str | None = None,
+    limits: ClaimLimits = UNLIMITED,
 ) -> bytes:
-    token = make_token(MOMENT, uses=uses, days=days, client_name=name)
+    token = make_token(MOMENT, uses=uses, days=days, client_name=name, limits=limits)
     store.add_token(token.record)
     return token.record.digest
 

@@ -18,6 +18,7 @@ from fedmpq.model.calibration import statistics_names
 from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server import round_work
+from fedmpq.server.claim_limits import ClaimLimits
 from tests.server.loopback import (
     PATIENCE,
     close_all,
@@ -363,6 +364,26 @@ def test_a_revoked_client_is_selected_no_more(tmp_path: Path) -> None:
                 await asyncio.wait_for(running, PATIENCE)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_client_claims_counts_within_the_operators_limits(tmp_path: Path) -> None:
+    """Its updates are good whatever they say; the merge is that of a client with what it may claim."""
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            config = small_config(rounds=2)
+            run = server.queue(config)
+            plain, boaster = await server.clients(4, 8)
+            boaster.samples = 9_000_000
+            server.store.limit_client("client-1", ClaimLimits(max_samples=11, max_budget=5.0))
+            assert await run_all([plain, boaster]) == ["finished"] * 2
+            assert same_model(server.model(), expected_model(config, [(4, 10), (5.0, 11)]))
+            metrics = server.store.round(run.run_id, 2).metrics
+            assert (metrics["updates"], metrics["rejected"]) == (2, 0)
+            (said,) = [one for one in server.store.list_clients() if one.name == "client-1"]
+            assert (said.samples, said.budget) == (9_000_000, 8)
 
     asyncio.run(scenario())
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
 from fedmpq.server.store.errors import (
     NameTaken,
     StoreError,
@@ -94,7 +95,24 @@ def test_a_name_is_taken_until_its_client_is_revoked(store: Store) -> None:
     assert new != old
     assert [c.client_id for c in store.list_clients()] == [new]
     assert {c.client_id for c in store.list_clients(revoked=True)} == {old, new}
-    assert store.unrevoked([old, new]) == {new}
+    assert store.unrevoked([old, new]) == {new: UNLIMITED}
+
+
+def test_a_client_has_its_tokens_limits_until_it_gets_its_own(store: Store) -> None:
+    token = add_token(store, uses=2, limits=ClaimLimits(max_samples=100))
+    assert [one.limits for one in store.list_tokens()] == [ClaimLimits(max_samples=100)]
+    first, second = enrol(store, token, "a"), enrol(store, token, "b")
+    assert store.limit_client("b", ClaimLimits(max_budget=2.5))
+    assert not store.limit_client("c", ClaimLimits(max_budget=2.5))
+    assert store.unrevoked([first, second]) == {
+        first: ClaimLimits(max_samples=100),
+        second: ClaimLimits(max_budget=2.5),
+    }
+    capped = store.describe_client(first, 8.0, 10_000_000, "2", "native", NOW)
+    assert (capped.samples, capped.counted_samples, capped.granted_budget) == (10_000_000, 100, 8.0)
+    assert store.describe_client(second, 8.0, 30, "2", "native", NOW).granted_budget == 2.5
+    assert store.revoke_client("b", NOW) == second
+    assert not store.limit_client("b", UNLIMITED)
 
 
 def test_tokens_expire_are_revoked_and_may_be_for_one_name(store: Store) -> None:
