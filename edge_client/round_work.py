@@ -72,7 +72,7 @@ class StoppableEngine:
 def evaluate(
     graph: Graph, assignment: Assignment, data: Dataset, threads: int, stop: threading.Event
 ) -> Evaluation:
-    """How many of `data` the model gets right as it was received, by the integer forward."""
+    """How many of `data` the model of the assignment gets right, by the integer forward."""
     program = compile_program(graph, unpack_layers(graph, assignment.layers), assignment.side)
     products = partial(native_products, threads=threads)
     correct = 0
@@ -104,10 +104,24 @@ def make_update(
 
 
 def make_calibration(
-    graph: Graph, run_id: str, assignment: Assignment, data: BoardData, threads: int, stop: threading.Event
+    graph: Graph,
+    run_id: str,
+    assignment: Assignment,
+    data: BoardData,
+    threads: int,
+    stop: threading.Event,
+    *,
+    evaluates: bool,
 ) -> bytes:
-    """Measures and encodes; the same assignment and data give the same bytes."""
-    return encode_calibration(graph, run_id, run_calibration(graph, assignment, data.train, threads, stop))
+    """Measures and encodes; the same assignment and data give the same bytes.
+
+    If it evaluates, then the model with the statistics that it has measured.
+    """
+    found = run_calibration(graph, assignment, data.train, threads, stop)
+    if evaluates:
+        calibrated = replace(assignment, side={**assignment.side, **found.statistics})
+        found = replace(found, evaluation=evaluate(graph, calibrated, data.evaluation, threads, stop))
+    return encode_calibration(graph, run_id, found)
 
 
 async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:

@@ -295,15 +295,17 @@ class Session:
             if key.phase == "training":
                 answer = await self._train(key, graph, order, data, assignment.evaluate)
             else:
-                answer = await self._measure(key, graph, order, data)
+                answer = await self._measure(key, graph, order, data, assignment.evaluate)
         pending = self._state.outbox.put(key, answer)
         path.unlink(missing_ok=True)
         return pending
 
-    async def _measure(self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData) -> bytes:
-        stop = threading.Event()
-        threads = self._board.threads
-        return await in_thread(partial(make_calibration, graph, key.run_id, order, data, threads, stop), stop)
+    async def _measure(
+        self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData, evaluates: bool
+    ) -> bytes:
+        stop, threads = threading.Event(), self._board.threads
+        measuring = partial(make_calibration, graph, key.run_id, order, data, threads, stop)
+        return await in_thread(partial(measuring, evaluates=evaluates), stop)
 
     async def _train(
         self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData, measure: bool

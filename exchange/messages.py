@@ -128,6 +128,8 @@ class Calibration:
     samples: int
     """The client's, by which its statistics count; it need not have measured all of them."""
     statistics: Side
+    evaluation: Evaluation | None = None
+    """Of the model with these statistics."""
 
     @property
     def nbytes(self) -> int:

@@ -34,6 +34,9 @@ class WireError(ValueError):
     """Bytes that are no such message, or a message that does not fit the graph."""
 
 
+_Evaluated = payload_pb2.UpdatePayload | payload_pb2.CalibrationPayload
+
+
 def digest(data: bytes) -> bytes:
     """SHA-256: the name of a payload."""
     return hashlib.sha256(data).digest()
@@ -62,9 +65,7 @@ def encode_update(graph: Graph, run_id: str, update: Update) -> bytes:
         accuracy=update.accuracy,
         model=_model_message(graph, update.layers, update.side),
     )
-    if update.evaluation is not None:
-        message.evaluation.samples = update.evaluation.samples
-        message.evaluation.correct = update.evaluation.correct
+    _add_evaluation(message, update.evaluation)
     return message.SerializeToString(deterministic=True)
 
 
@@ -97,6 +98,7 @@ def encode_calibration(graph: Graph, run_id: str, calibration: Calibration) -> b
         samples=calibration.samples,
         statistics=[_side_message(calibration.statistics[name]) for name in statistics_names(graph)],
     )
+    _add_evaluation(message, calibration.evaluation)
     return message.SerializeToString(deterministic=True)
 
 
@@ -104,8 +106,13 @@ def decode_calibration(graph: Graph, data: bytes) -> tuple[str, Calibration]:
     """The run's id and the statistics of a `CalibrationPayload`."""
     message = payload_pb2.CalibrationPayload()
     _parse(message, data, "CalibrationPayload")
-    statistics = _statistics(graph, message)
-    return message.run_id, Calibration(message.round, message.client, message.samples, statistics)
+    return message.run_id, Calibration(
+        round=message.round,
+        client=message.client,
+        samples=message.samples,
+        statistics=_statistics(graph, message),
+        evaluation=_evaluation(message),
+    )
 
 
 def phase_to_message(phase: Phase) -> federation_pb2.Phase:
@@ -248,7 +255,13 @@ def _side_tensor(name: str, shape: tuple[int, ...], message: payload_pb2.SideTen
     return tensor
 
 
-def _evaluation(message: payload_pb2.UpdatePayload) -> Evaluation | None:
+def _add_evaluation(message: _Evaluated, evaluation: Evaluation | None) -> None:
+    if evaluation is not None:
+        message.evaluation.samples = evaluation.samples
+        message.evaluation.correct = evaluation.correct
+
+
+def _evaluation(message: _Evaluated) -> Evaluation | None:
     if not message.HasField("evaluation"):
         return None
     evaluation = Evaluation(message.evaluation.samples, message.evaluation.correct)

@@ -13,6 +13,7 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs
+from fedmpq.server.round_facts import CHECKED
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.run_images import RunImages
 from fedmpq.server.served_method import served_method
@@ -124,8 +125,8 @@ class ActiveRun:
 
     def measured(self, metrics: Mapping[str, Any]) -> None:
         """What is known of a round whose model is handed out."""
-        if metrics.get("measured_by") == "server":
-            self.accuracy = metrics["mean_deployed_accuracy"]
+        if metrics.get(CHECKED) is not None:
+            self.accuracy = metrics[CHECKED]
 
     def merged(self, run: Run, model: GlobalModel, members: Sequence[Member]) -> None:
         """The store has taken the merged round or calibration."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,32 @@ def traffic(closed: OpenedRound) -> tuple[dict[int, int], dict[int, int]]:
     return up, {seat.client: seat.payload_bytes for seat in closed.seats}
 
 
-def accuracy_facts(model: GlobalModel, accuracies: dict[int, float], measured_by: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Measured:
+    """How well a model does."""
+
+    accuracies: Mapping[int, float] = field(default_factory=dict)
+    """By client, those that were measured."""
+    by: str = ""
+    """Who measured: "server" or "clients"."""
+    of_this: bool = True
+    """Whether it is of the model that is handed out, and not of the one before."""
+
+
+CHECKED = "checked_accuracy"
+"""By which a model that was handed out is compared with the next; None: by nothing."""
+
+
+def accuracy_facts(model: GlobalModel, measured: Measured) -> dict[str, Any]:
+    """What the server measured is checked by its mean, what clients report by its median: fewer than half of
+    them cannot move it beyond what the others report."""
+    found = list(measured.accuracies.values())
+    checked = np.mean if measured.by == "server" else np.median
     return {
-        "deployed_accuracy": by_budget(accuracies, model.clients),
-        "mean_deployed_accuracy": float(np.mean(list(accuracies.values()))) if accuracies else None,
-        "measured_by": measured_by if accuracies else "",
+        CHECKED: float(checked(found)) if found and measured.of_this else None,
+        "deployed_accuracy": by_budget(measured.accuracies, model.clients),
+        "mean_deployed_accuracy": float(np.mean(found)) if found else None,
+        "measured_by": measured.by if found else "",
     }
 
 
@@ -30,9 +53,9 @@ class TooMuchWorse(ValueError):
 
 
 def check_drop(before: float | None, facts: dict[str, Any], most: float | None) -> None:
-    """Raises if the server measured less than `before` by more than `most`; None: it may be anything."""
-    now: float | None = facts["mean_deployed_accuracy"]
-    if most is None or before is None or now is None or facts["measured_by"] != "server":
+    """Raises if the accuracy is less than `before` by more than `most`; None: it may be anything."""
+    now: float | None = facts[CHECKED]
+    if most is None or before is None or now is None:
         return
     if before - now > most:
         raise TooMuchWorse(

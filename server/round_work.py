@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedmpq.exchange.messages import Calibration, Phase, Update
+from fedmpq.exchange.messages import Calibration, Phase
 from fedmpq.exchange.wire import decode_calibration
 from fedmpq.method.archive import Tensors, pack_model
 from fedmpq.method.evaluation import deployed_accuracies, reported_accuracies
@@ -24,7 +24,7 @@ from fedmpq.method.usable_model import check_usable
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
 from fedmpq.server.learned_deadline import SLOWEST, learned_seconds
-from fedmpq.server.round_facts import accuracy_facts, check_drop, traffic
+from fedmpq.server.round_facts import Measured, accuracy_facts, check_drop, traffic
 from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
@@ -192,9 +192,9 @@ class RoundWork(ABC):
         Raises if they make no model that boards can run, or one that is too much worse than the last.
         """
 
-    def _facts(self, model: GlobalModel, accuracies: dict[int, float], measured_by: str) -> dict[str, Any]:
+    def _facts(self, model: GlobalModel, measured: Measured) -> dict[str, Any]:
         """The accuracy, unless it is too much worse."""
-        facts = accuracy_facts(model, accuracies, measured_by)
+        facts = accuracy_facts(model, measured)
         check_drop(self.active.accuracy, facts, self.active.config.max_accuracy_drop)
         return facts
 
@@ -206,15 +206,12 @@ class RoundWork(ABC):
         """The model as a durable blob."""
         return self.active.blobs.put(pack_model(Tensors.of(model)))
 
-    def _measure(self, model: GlobalModel, updates: Sequence[Update]) -> tuple[dict[int, float], str]:
-        """Accuracy by client, and who measured it: the server on its test data, or clients in `updates`."""
-        config = self.active.config
-        if config.test_data is None:
-            return reported_accuracies({update.client: update.evaluation for update in updates}), "clients"
-        test = self.active.images.test() if config.evaluates(model.round) else None
+    def _measured_here(self, model: GlobalModel) -> Measured:
+        """By the server on its test data, if it has any and it is time."""
+        test = self.active.images.test() if self.active.config.evaluates(model.round) else None
         if test is None:
-            return {}, ""
-        return deployed_accuracies(self.active.method, model, test), "server"
+            return Measured()
+        return Measured(deployed_accuracies(self.active.method, model, test), "server")
 
 
 class TrainingWork(RoundWork):
@@ -294,15 +291,17 @@ class TrainingWork(RoundWork):
         here = self._calibrated_here(merged) if due else None
         merged, due = here or merged, due and here is None
         check_usable(active.method, merged)
-        # The server measures what is handed out, and that is not ready before its calibration.
-        waits = due and active.config.test_data is not None
-        accuracies, measured_by = ({}, "") if waits else self._measure(merged, updates)
+        # What is handed out is measured, and that is not ready before its calibration.
+        measured = Measured() if due else self._measured_here(merged)
+        if active.config.test_data is None:
+            told = {update.client: update.evaluation for update in updates}
+            measured = Measured(reported_accuracies(told), "clients", of_this=False)
         bytes_up, bytes_down = traffic(closed)
         counted = {record.client: record.samples for record in active.model.clients}
         weights = [min(update.samples, counted[update.client]) for update in updates]
         metrics = {
             "round": merged.round,
-            **self._facts(merged, accuracies, measured_by),
+            **self._facts(merged, measured),
             "loss": float(np.average([update.loss for update in updates], weights=weights)),
             "seconds": timing.elapsed + time.monotonic() - started,
             "updates": len(answers),
@@ -324,7 +323,7 @@ class TrainingWork(RoundWork):
             model=b"",
             bit_widths=merged.bit_widths,
             records=[record for record in merged.clients if record.client in seated],
-            accuracies=accuracies,
+            accuracies=measured.accuracies,
             bytes_up=bytes_up,
             bytes_down=bytes_down,
             metrics=metrics,
@@ -384,7 +383,7 @@ class CalibrationWork(RoundWork):
 
     @property
     def evaluates(self) -> bool:
-        return False
+        return self.active.config.test_data is None
 
     def check(self, data: bytes, seat: Seat, max_samples: int) -> None:
         check_calibration(self.active.graph, data, self.expected(seat, max_samples))
@@ -401,10 +400,11 @@ class CalibrationWork(RoundWork):
         found = self._calibrations(answers)
         model = _undealt(active.method.calibrated(self._dealt_model(answers), found))
         check_usable(active.method, model)
-        facts, accuracies = dict(self._trained.metrics), dict[int, float]()
-        if active.config.test_data is not None:
-            accuracies, measured_by = self._measure(model, ())
-            facts |= self._facts(model, accuracies, measured_by)
+        measured = self._measured_here(model)
+        if active.config.test_data is None:
+            told = {one.client: one.evaluation for one in self._calibrations(answers)}
+            measured = Measured(reported_accuracies(told), "clients")
+        facts = dict(self._trained.metrics) | (self._facts(model, measured) if measured.accuracies else {})
         bytes_up, bytes_down = traffic(closed)
         metrics = facts | {
             "calibrated_on": "clients",
@@ -418,7 +418,7 @@ class CalibrationWork(RoundWork):
             round=model.round,
             last=model.round >= active.config.rounds,
             model=b"",
-            accuracies=accuracies,
+            accuracies=measured.accuracies,
             bytes_up=bytes_up,
             bytes_down=bytes_down,
             metrics=metrics,

@@ -99,9 +99,11 @@ class RunConfig(MethodSettings):
         self._check_numbers()
         self._check_clients()
         self._check_images()
-        if self.max_accuracy_drop is not None and self.test_data is None:
+        boards_calibrate = self.calibrates and self.calibration_data is None
+        if self.max_accuracy_drop is not None and self.test_data is None and not boards_calibrate:
             raise ConfigError(
-                "max_accuracy_drop needs test_data: the server compares what it measures itself"
+                "max_accuracy_drop needs test_data, or boards that calibrate and measure what is handed out "
+                "(statistics = 'calibrated' without calibration_data)"
             )
         if self.calibration_data is not None and not self.calibrates:
             raise ConfigError("calibration_data goes with statistics = 'calibrated'")

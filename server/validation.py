@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.exchange.change import MAX_CHANGE_STEP, change_in_weights
-from fedmpq.exchange.messages import Calibration, Update, UpdateRule, unpack_layers
+from fedmpq.exchange.messages import Calibration, Evaluation, Update, UpdateRule, unpack_layers
 from fedmpq.exchange.wire import WireError, decode_calibration, decode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
@@ -63,10 +63,7 @@ def check_update(graph: Graph, data: bytes, expected: Expected) -> Update:
         raise Rejected(
             f"it says it trained on {update.samples} samples; the client may say 1..{expected.max_samples}"
         )
-    if update.evaluation is not None and update.evaluation.samples > expected.max_samples:
-        raise Rejected(
-            f"it evaluated {update.evaluation.samples} samples; the client may say {expected.max_samples}"
-        )
+    _check_evaluation(update.evaluation, expected)
     if not 0 <= update.loss <= MAX_LOSS:
         raise Rejected(f"it reports a loss of {update.loss:g}; 0..{MAX_LOSS:g} is plausible")
     returned = unpack_layers(graph, update.layers)
@@ -90,6 +87,7 @@ def check_calibration(graph: Graph, data: bytes, expected: Expected) -> Calibrat
         raise Rejected(
             f"it says it has {calibration.samples} samples; the client may say 1..{expected.max_samples}"
         )
+    _check_evaluation(calibration.evaluation, expected)
     for name, tensor in calibration.statistics.items():
         _check_statistics(name, tensor, expected.bounds[name])
     return calibration
@@ -102,6 +100,13 @@ def _check_address(run_id: str, answer: Update | Calibration, expected: Expected
         raise Rejected(f"it is of round {answer.round}, not {expected.round}")
     if answer.client != expected.client:
         raise Rejected(f"it is of client {answer.client}; its sender is {expected.client}")
+
+
+def _check_evaluation(evaluation: Evaluation | None, expected: Expected) -> None:
+    if evaluation is not None and evaluation.samples > expected.max_samples:
+        raise Rejected(
+            f"it evaluated {evaluation.samples} samples; the client may say {expected.max_samples}"
+        )
 
 
 def _check_statistics(name: str, tensor: NDArray[np.float32], bound: NDArray[np.float64]) -> None:

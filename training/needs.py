@@ -75,15 +75,15 @@ def forward_needs(graph: Graph, samples: int, batch: int, threads: int) -> Needs
 def round_needs(
     graph: Graph, plan: TrainingPlan, phase: Phase, samples: int, evaluated: int, batch: int, threads: int
 ) -> Needs:
-    """Of a round's phase; `evaluated` images are measured before training, `batch` at a time."""
+    """Of a round's phase, and of the evaluation of `evaluated` images, `batch` at a time."""
     if phase == "calibration":
-        measured = min(samples, CALIBRATION_SAMPLES)
-        return forward_needs(graph, measured, plan.batch_size, threads)
-    trained = training_needs(graph, plan, samples, threads)
+        needs = forward_needs(graph, min(samples, CALIBRATION_SAMPLES), plan.batch_size, threads)
+    else:
+        needs = training_needs(graph, plan, samples, threads)
     if not evaluated:
-        return trained
-    measured_too = forward_needs(graph, evaluated, batch, threads)
-    return Needs(max(trained.memory, measured_too.memory), trained.products + measured_too.products)
+        return needs
+    measured = forward_needs(graph, evaluated, batch, threads)
+    return Needs(max(needs.memory, measured.memory), needs.products + measured.products)
 
 
 def products_of(graph: Graph) -> int:

@@ -23,7 +23,14 @@ from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.state_folder import StateError
 from fedmpq.edge_client.transfer import Patience
 from fedmpq.exchange.messages import Evaluation, pack_layers
-from fedmpq.exchange.wire import decode_calibration, decode_update, digest, encode_model
+from fedmpq.exchange.wire import (
+    decode_calibration,
+    decode_update,
+    digest,
+    encode_calibration,
+    encode_model,
+)
+from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
 from fedmpq.proto import federation_pb2 as pb
@@ -548,7 +555,7 @@ def endless_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_board_measures_statistics_and_delivers_them(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene.federation.on_stream = scene.work.offer(scene.federation, phase=pb.CALIBRATION, evaluate=True)
+    scene.federation.on_stream = scene.work.offer(scene.federation, phase=pb.CALIBRATION)
 
     async def scenario() -> None:
         async with scene.board():
@@ -565,6 +572,27 @@ def test_a_board_measures_statistics_and_delivers_them(
     assert (run_id, found.round, found.client, found.samples) == (RUN, 1, 7, 60)
     assert f"round 1: calibration of {len(delivered[0])} bytes delivered" in caplog.text
     assert "epoch" not in caplog.text
+
+
+def test_a_board_that_is_asked_to_evaluates_with_the_statistics_it_measured(scene: Scene) -> None:
+    scene.federation.on_stream = scene.work.offer(scene.federation, phase=pb.CALIBRATION, evaluate=True)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.complete(phase=pb.CALIBRATION)))
+
+    scene.play(scenario)
+    graph = scene.work.graph
+    (delivered,) = scene.federation.complete(phase=pb.CALIBRATION)
+    _, found = decode_calibration(graph, delivered)
+    assert encode_calibration(graph, RUN, replace(found, evaluation=None)) == scene.work.calibration(
+        scene.data
+    )
+    deployed = DeployedModel(graph, scene.work.layers, {**scene.work.side, **found.statistics})
+    assert found.evaluation is not None
+    assert found.evaluation.samples == len(scene.data)
+    share = found.evaluation.correct / found.evaluation.samples
+    assert share == deployed.accuracy(scene.data.images, scene.data.labels)
 
 
 def test_a_calibration_follows_the_training_of_its_round(

@@ -220,14 +220,15 @@ def calibration(seed: int = 0) -> Calibration:
     return Calibration(round=3, client=2, samples=50, statistics=statistics)
 
 
-@given(st.integers(0, 2**32), st.booleans())
-def test_a_calibration_comes_back_as_it_was(seed: int, half: bool) -> None:
-    sent = calibration(seed)
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, Evaluation(7, 0), Evaluation(9, 9)]))
+def test_a_calibration_comes_back_as_it_was(seed: int, half: bool, evaluation: Evaluation | None) -> None:
+    sent = replace(calibration(seed), evaluation=evaluation)
     if half:
         sent = replace(sent, statistics=rounded_side(sent.statistics, 16))
     data = encode_calibration(GRAPH, "run-1", sent)
     run_id, got = decode_calibration(GRAPH, data)
     assert (run_id, got.round, got.client, got.samples) == ("run-1", 3, 2, 50)
+    assert got.evaluation == evaluation
     assert tuple(got.statistics) == statistics_names(GRAPH) == (MEAN, VARIANCE)
     for name, tensor in sent.statistics.items():
         assert got.statistics[name].dtype == np.float32
@@ -238,10 +239,17 @@ def test_a_calibration_comes_back_as_it_was(seed: int, half: bool) -> None:
     assert sent.nbytes < len(data) <= sent.nbytes + 30
 
 
+def test_more_right_than_there_are_is_refused() -> None:
+    data = encode_calibration(GRAPH, "run-1", replace(calibration(0), evaluation=Evaluation(3, 4)))
+    with pytest.raises(WireError, match="4 of 3 samples correct"):
+        decode_calibration(GRAPH, data)
+
+
 def test_no_calibration_is_longer_than_the_bound() -> None:
     """All in single precision, every number as long as it can be, and an id of 32 digits."""
     greatest = np.full(3, np.finfo(np.float32).max)
-    longest = Calibration(2**32 - 1, 2**32 - 1, 2**64 - 1, {MEAN: greatest, VARIANCE: greatest})
+    most = Evaluation(2**64 - 1, 2**64 - 1)
+    longest = Calibration(2**32 - 1, 2**32 - 1, 2**64 - 1, {MEAN: greatest, VARIANCE: greatest}, most)
     data = encode_calibration(GRAPH, "f" * 32, longest)
     assert longest.nbytes == 24
     assert len(data) <= calibration_bytes_bound(GRAPH) < model_bytes_bound(GRAPH)

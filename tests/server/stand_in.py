@@ -33,18 +33,18 @@ Measure = Callable[[Graph, pb.Assignment, bytes, int], Calibration]
 
 def nudge(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Update:
     """The model as it was sent, with a few of the lowest bits turned over and the side tensors scaled; where
-    changes are due, the same planes as a change of few 256ths of a step."""
+    changes are due, those bits alone. Thousands of rounds of it leave a model that boards can have."""
     layers, side = decode_model(graph, payload)
     draws = np.random.default_rng((assignment.client, assignment.round))
     turned = {}
     for name, layer in layers.items():
-        planes = layer.planes.copy()
+        carried = assignment.plan.update == "carried"
+        planes = np.zeros_like(layer.planes) if carried else layer.planes.copy()
         weights = int(np.prod(graph.weight_shape(name)))
         for index in draws.integers(0, weights, 5):
             planes[0, index // 8] ^= np.uint8(1 << (index % 8))
-        carried = assignment.plan.update == "carried"
         turned[name] = PackedLayer(planes, np.ones_like(layer.step) if carried else layer.step)
-    scale = np.float32(1 + 0.01 * draws.random())
+    scale = np.float32(1 + 0.01 * (draws.random() - 0.5))
     return Update(
         round=assignment.round,
         client=assignment.client,
@@ -63,7 +63,8 @@ def made_up(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: in
     shapes = graph.side_shapes()
     found = {name: draws.uniform(0.1, 0.6, shapes[name]) for name in statistics_names(graph)}
     statistics = {name: values.astype(np.float32) for name, values in found.items()}
-    return Calibration(assignment.round, assignment.client, samples, statistics)
+    evaluation = Evaluation(samples, samples // 2) if assignment.evaluate else None
+    return Calibration(assignment.round, assignment.client, samples, statistics, evaluation)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.exchange.messages import Update
+from fedmpq.exchange.messages import Calibration, Evaluation, Update
 from fedmpq.method.evaluation import deployed_accuracies
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.state import GlobalModel
@@ -32,7 +33,7 @@ from tests.server.loopback import (
     small_config,
 )
 from tests.server.own_methods import BAD, Picky, Tainting
-from tests.server.stand_in import nudge
+from tests.server.stand_in import Measure, made_up, nudge
 
 PICKY = "tests.server.own_methods:Picky"
 TAINTING = "tests.server.own_methods:Tainting"
@@ -200,6 +201,46 @@ def test_a_model_that_is_far_worse_does_not_count(
             assert before.model == after.model == ended.model
             assert (ended.round, ended.ready, ended.bit_widths) == (2, 2, tuple(before.metrics["bit_widths"]))
             assert "the accuracy fell" in after.metrics["undone"]
+
+    asyncio.run(scenario())
+
+
+def reporting(low: Callable[[pb.Assignment], bool]) -> Measure:
+    """Measures as a stand-in does, and reports a tenth of the images as right where `low` says so."""
+
+    def measure(graph: Graph, assignment: pb.Assignment, payload: bytes, samples: int) -> Calibration:
+        found = made_up(graph, assignment, payload, samples)
+        return replace(found, evaluation=Evaluation(10, 1 if low(assignment) else 9))
+
+    return measure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("all_say_so", [True, False])
+def test_without_test_data_the_boards_median_decides(tmp_path: Path, all_say_so: bool) -> None:
+    """After round 2 either every board finds the model spoilt, or one of three says so."""
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            config = small_config(clients_per_round=3, rounds=2, max_accuracy_drop=0.3, keep_models=9)
+            run = server.queue(config)
+            clients = await server.clients(4, 4, 8)
+            for number, client in enumerate(clients):
+                low = all_say_so or number == 0
+                client.measure = reporting(lambda assignment, low=low: low and assignment.round == 2)  # type: ignore[misc]
+            assert await run_all(clients) == ["finished"] * 3
+            after, gone = server.store.round(run.run_id, 2), server.store.thrown_out(run.run_id)
+            if all_say_so:
+                assert "the accuracy fell from 0.9000 to 0.1000" in after.metrics["undone"]
+                assert [(one.client, one.struck) for one in gone] == [(0, False), (1, False), (2, False)]
+                assert server.store.run(run.run_id).model == server.store.round(run.run_id, 1).model
+                return
+            assert gone == []
+            assert after.metrics["checked_accuracy"] == 0.9
+            assert after.metrics["mean_deployed_accuracy"] == pytest.approx((0.1 + 0.9 + 0.9) / 3)
+            assert same_model(
+                server.model(), expected_model(config, [(c.budget, c.samples) for c in clients])
+            )
 
     asyncio.run(scenario())
 

@@ -299,6 +299,7 @@ def test_honest_statistics_pass() -> None:
         (replace(MEASURED, client=4), "of client 4; its sender is 3"),
         (replace(MEASURED, samples=11), "11 samples"),
         (replace(MEASURED, samples=0), "0 samples"),
+        (replace(MEASURED, evaluation=Evaluation(11, 3)), "evaluated 11 samples; the client may say 10"),
         (with_statistic("bn1.running_var", -0.1), "'bn1.running_var' holds a negative variance"),
         (with_statistic("bn1.running_var", float("nan")), "'bn1.running_var'"),
         (with_statistic("bn2.running_mean", float("inf")), "'bn2.running_mean'"),

@@ -15,12 +15,14 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +95,15 @@ class Soak:
     """One run of so many rounds."""
 
     def __init__(
-        self, server: FastServer, rounds: int, full: Path, database: postgres.Server | None, seed: int
+        self,
+        server: FastServer,
+        rounds: int,
+        full: Path,
+        database: postgres.Server | None,
+        seed: int,
+        tell: Callable[[str], None],
     ) -> None:
+        self._tell = tell
         self._server = server
         self._full = full
         self._database = database
@@ -228,6 +237,7 @@ class Soak:
             if self._round >= measured + step:
                 measured = self._round
                 self._measure()
+                self._tell(f"round {measured} of {self.report.rounds}; {self.report.faults}")
 
     def _measure(self) -> None:
         program = self._server.program
@@ -276,8 +286,15 @@ def _size(path: Path) -> int:
         return 0
 
 
-def soak(folder: Path, rounds: int, *, sqlite: bool = False, seed: int = 0) -> Report:
-    """So many rounds in the folder."""
+def soak(
+    folder: Path,
+    rounds: int,
+    *,
+    sqlite: bool = False,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Report:
+    """So many rounds in the folder; `tell` hears how it goes."""
     full = folder / "full"
     with ExitStack() as stack:
         database = None if sqlite else stack.enter_context(postgres.running())
@@ -285,7 +302,7 @@ def soak(folder: Path, rounds: int, *, sqlite: bool = False, seed: int = 0) -> R
         server = FastServer(folder, {**SETTINGS, "rounds": rounds}, database=url)
         server.environment = environment(build(folder), server.state.path, full=full)
         with server:
-            return Soak(server, rounds, full, database, seed).run()
+            return Soak(server, rounds, full, database, seed, tell).run()
 
 
 def main() -> int:
@@ -300,7 +317,8 @@ def main() -> int:
     with ExitStack() as stack:
         folder = words.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedmpq-soak-")))
         folder.mkdir(parents=True, exist_ok=True)
-        report = soak(folder, words.rounds, sqlite=words.sqlite, seed=words.seed)
+        tell = partial(print, file=sys.stderr, flush=True)
+        report = soak(folder, words.rounds, sqlite=words.sqlite, seed=words.seed, tell=tell)
     print(json.dumps({**asdict(report), "grown": report.grown()}, indent=1))
     return 1 if report.violations or report.grown() else 0
 

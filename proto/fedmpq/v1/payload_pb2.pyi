@@ -64,15 +64,17 @@ class Evaluation(_message.Message):
     def __init__(self, samples: _Optional[int] = ..., correct: _Optional[int] = ...) -> None: ...
 
 class CalibrationPayload(_message.Message):
-    __slots__ = ("run_id", "round", "client", "samples", "statistics")
+    __slots__ = ("run_id", "round", "client", "samples", "statistics", "evaluation")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: int
     client: int
     samples: int
     statistics: _containers.RepeatedCompositeFieldContainer[SideTensor]
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., samples: _Optional[int] = ..., statistics: _Optional[_Iterable[_Union[SideTensor, _Mapping]]] = ...) -> None: ...
+    evaluation: Evaluation
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., samples: _Optional[int] = ..., statistics: _Optional[_Iterable[_Union[SideTensor, _Mapping]]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ...) -> None: ...
