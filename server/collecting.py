@@ -22,6 +22,8 @@ from fedmpq.server.store.records import Client, Seat
 
 LOOK_SECONDS = 5.0
 """At least so often it is looked who was revoked and who has been away for too long."""
+MAX_DECLINES = 3
+"""A client that gave up its place in a round so often gets no other there, however often it comes back."""
 MAX_EXTENSIONS = 2
 """How often a round without a quorum waits once more for boards that are connected and silent."""
 
@@ -131,7 +133,8 @@ class Collecting:
         """Nobody, while the run is paused: it takes nobody new into its round."""
         if self._active.run.state == "paused":
             return []
-        return await spares(self._resources, self._active, self._round.stored)
+        free = await spares(self._resources, self._active, self._round.stored)
+        return [client for client in free if self._round.declines[client.client_id] < MAX_DECLINES]
 
     def _is_here(self, seat: Seat) -> bool:
         return self._connections.get(self._active.client_id(seat.client)) is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ class RoundInProgress:
         """By client: "training", "measuring" or "uploading"; only for the operator's eyes."""
         self.failed: set[str] = set()
         """Clients whose answers could not be merged; others are asked first."""
+        self.declines = Counter[str]()
+        """How often each client gave up a place."""
         self._resources = resources
         self._connections = resources.connections
         self._store = resources.store
@@ -171,6 +174,7 @@ class RoundInProgress:
             if not await asyncio.to_thread(self._store.decline, self.stored.address, seat.client, reason):
                 return
             self._change(replace(seat, state="declined", reason=reason))
+            self.declines[self.active.client_id(seat.client)] += 1
         self.say("client declined", level=logging.WARNING, client=seat.client, reason=reason)
         self._connections.changed.ring()
 

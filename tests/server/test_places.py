@@ -287,6 +287,33 @@ def test_a_place_that_is_given_up_may_be_had_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_board_that_gives_up_its_place_again_and_again_gets_no_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(rounds=1, profile="paper"))
+            able, unable = await server.clients(4, 4)
+            work, held = unable.work, held_back(able)
+            running = asyncio.create_task(able.run())
+            unable.work = never  # type: ignore[method-assign]
+            for _ in range(collecting.MAX_DECLINES):
+                listening = asyncio.create_task(unable.run())
+                await opened(server)
+                await server.until(lambda: states(server, run.run_id)[1] == "selected")
+                await unable.stub.Decline(pb.DeclineRequest(reason="no"), metadata=unable.metadata)
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+                await unable.close()
+            unable.work = work  # type: ignore[method-assign]
+            again = asyncio.create_task(unable.run())
+            held.set()
+            ended = await asyncio.wait_for(asyncio.gather(running, again), PATIENCE)
+            assert set(ended) == {"finished"}
+            assert states(server, run.run_id) == {0: "updated", 1: "declined"}
+            await close_all([able, unable])
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("answering", [True, False])
 def test_a_board_that_is_there_and_silent_is_waited_for_three_times(tmp_path: Path, answering: bool) -> None:
     """Then the round closes with what it has, or others get the places if it has nothing."""
