@@ -43,6 +43,9 @@ COMMANDS = {
     "split": Entry("fedmpq.cli.split_command", "lab", "divide a data set into files for several clients"),
     "server": Entry("fedmpq.cli.server_command", "server", "serve runs to clients; keys, tokens, bundles"),
     "status": Entry("fedmpq.cli.status_command", "server", "round, clients, bytes and accuracy of a server"),
+    "history": Entry(
+        "fedmpq.cli.history_command", "server", "what a run did, round by round: table, CSV, JSON, picture"
+    ),
     "runs": Entry("fedmpq.cli.runs_command", "server", "list, start, pause, resume, abort and change runs"),
     "client": Entry("fedmpq.cli.client_command", "edge", "take part in a federation with this device"),
     "export": Entry(

@@ -278,7 +278,7 @@ def _run(
         results = simulation.run(prepared, folder, arguments.workers or default_workers(), listener)
     picture = folder / "run.png"
     title = f"{experiment.label}, {experiment.model} on {Path(experiment.data).name}, seed {experiment.seed}"
-    report.plot_run(results, [node.name for node in graph.layers], title, picture)
+    report.plot_run([each.facts() for each in results], [node.name for node in graph.layers], title, picture)
     _say(console, f"picture: {picture}   log: {folder / LOG_NAME}")
     return results
 

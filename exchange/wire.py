@@ -15,7 +15,15 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from fedmpq.exchange.messages import Calibration, Evaluation, Phase, TrainingPlan, Update, fits_half
+from fedmpq.exchange.messages import (
+    Assignment,
+    Calibration,
+    Evaluation,
+    Phase,
+    TrainingPlan,
+    Update,
+    fits_half,
+)
 from fedmpq.model import planes
 from fedmpq.model.calibration import STATISTICS, statistics_names
 from fedmpq.model.graph import Graph
@@ -34,6 +42,8 @@ class WireError(ValueError):
     """Bytes that are no such message, or a message that does not fit the graph."""
 
 
+_ANY_RUN = "0" * 32
+"""As long as every run's id."""
 _Evaluated = payload_pb2.UpdatePayload | payload_pb2.CalibrationPayload
 
 
@@ -113,6 +123,15 @@ def decode_calibration(graph: Graph, data: bytes) -> tuple[str, Calibration]:
         statistics=_statistics(graph, message),
         evaluation=_evaluation(message),
     )
+
+
+def sent_bytes(graph: Graph, message: Assignment | Update | Calibration) -> int:
+    """How many bytes of payload cross the network for it in a federation."""
+    if isinstance(message, Assignment):
+        return len(encode_model(graph, message.layers, message.side))
+    if isinstance(message, Update):
+        return len(encode_update(graph, _ANY_RUN, message))
+    return len(encode_calibration(graph, _ANY_RUN, message))
 
 
 def phase_to_message(phase: Phase) -> federation_pb2.Phase:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fedmpq.data.dataset import Dataset
     from fedmpq.exchange.messages import Assignment, Calibration, Update
     from fedmpq.export.exporting import export_model as export
-    from fedmpq.lab.history import History
     from fedmpq.lab.notebook import simulate
     from fedmpq.lab.run import Run, load_run
+    from fedmpq.method.history import History
     from fedmpq.method.protocol import IntegerMethod
     from fedmpq.method.quantize import quantize
     from fedmpq.method.quantized_method import QuantizedMethod
@@ -39,7 +39,7 @@ _HOMES = {
     "Dataset": "fedmpq.data.dataset",
     "DeployedModel": "fedmpq.model.deployed",
     "GlobalModel": "fedmpq.method.state",
-    "History": "fedmpq.lab.history",
+    "History": "fedmpq.method.history",
     "IntegerMethod": "fedmpq.method.protocol",
     "QuantizedMethod": "fedmpq.method.quantized_method",
     "Run": "fedmpq.lab.run",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from fedmpq.lab.round_log import Accuracies, RoundResult
+from fedmpq.method.history import RoundFacts
 from fedmpq.model.grid import MAX_BITS
 
 if TYPE_CHECKING:
@@ -93,35 +94,39 @@ def _cell(shares: Sequence[float]) -> str:
     return percent(float(np.mean(shares))) + spread
 
 
-def plot_run(results: Sequence[RoundResult], layer_names: Sequence[str], title: str, path: Path) -> None:
+def plot_run(rounds: Sequence[RoundFacts], layer_names: Sequence[str], title: str, path: Path) -> None:
     """Accuracy over the rounds, and the global bit-width of every layer over the rounds."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    shares = evaluated(results)
-    budgets = list(shares[-1][1].deployed)
+    measured = [facts for facts in rounds if facts.mean_deployed is not None]
+    budgets = sorted({budget for facts in measured for budget in facts.deployed}, key=float)
     height = max(4.2, 1.5 + 0.18 * len(layer_names)) if budgets else 4.2
     figure = Figure(figsize=(12.0 if budgets else 6.5, height), layout="constrained")
     axes: Any = figure.subplots(1, 2 if budgets else 1, squeeze=False)[0]
-    rounds = [number for number, _ in shares]
     # In the colours of the heat map: a budget is a number of bits too.
     for budget in budgets:
-        values = [100 * share.deployed[budget] for _, share in shares]
         color = colormaps[_COLORS]((float(budget) - 1) / (MAX_BITS - 1))
-        axes[0].plot(rounds, values, color=color, label=f"{budget} bit, deployed", **_line(rounds))
-    axes[0].plot(
-        rounds,
-        [100 * share.accuracy for _, share in shares],
-        "k--",
-        label="W (full precision)",
-        **_line(rounds),
-    )
+        points = [(facts.round, facts.deployed.get(budget)) for facts in measured]
+        _curve(axes[0], points, f"{budget} bit, deployed", color)
+    if any(facts.accuracy is not None for facts in measured):
+        points = [(facts.round, facts.accuracy) for facts in measured]
+        _curve(axes[0], points, "W (full precision)", "black", dashes=(4, 2))
     _accuracy_axes(axes[0])
     if budgets:
-        widths = np.array([result.bit_widths for result in results]).T
-        _heat_map(axes[1], widths, [result.round for result in results], layer_names)
+        widths = np.array([facts.bit_widths for facts in rounds]).T
+        _heat_map(axes[1], widths, [facts.round for facts in rounds], layer_names)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
+
+
+def _curve(
+    axes: Axes, points: Sequence[tuple[int, float | None]], label: str, color: Any, **style: Any
+) -> None:
+    """In percent over the rounds that have a value."""
+    known = [(number, 100 * share) for number, share in points if share is not None]
+    rounds, values = [number for number, _ in known], [value for _, value in known]
+    axes.plot(rounds, values, color=color, label=label, **_line(rounds), **style)
 
 
 def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: str, path: Path) -> None:

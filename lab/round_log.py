@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fedmpq.lab.experiment import Experiment, ExperimentError
+from fedmpq.method.history import TEST_DATA, ClientFacts, RoundFacts
 from fedmpq.system.durable_files import append_durably, write_durably
 
 LOG_NAME = "rounds.jsonl"
@@ -39,6 +40,10 @@ class RoundResult:
     clients: tuple[int, ...]
     bit_widths: tuple[int, ...]
     seconds: float
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase, see `method.history`."""
+    parts: tuple[ClientFacts, ...] = ()
+    """What each client of the round was dealt and sent."""
 
     def to_dict(self) -> dict[str, Any]:
         """Flat, as a line of the log has it."""
@@ -51,7 +56,37 @@ class RoundResult:
         names = [field.name for field in fields(Accuracies)]
         accuracies = Accuracies(**{name: rest.pop(name) for name in names}) if "accuracy" in rest else None
         rest |= {name: tuple(rest[name]) for name in ("clients", "bit_widths")}
-        return cls(accuracies=accuracies, **rest)
+        parts = tuple(
+            ClientFacts(**{**part, "bit_widths": tuple(part["bit_widths"])}) for part in rest.pop("parts", ())
+        )
+        return cls(accuracies=accuracies, parts=parts, **rest)
+
+    def facts(self) -> RoundFacts:
+        """In the format of every run's history."""
+        shares = self.accuracies
+        # A log of an earlier version has no more than the clients' numbers.
+        known = self.parts or tuple(
+            ClientFacts(client, client_name(client), "trained") for client in self.clients
+        )
+        return RoundFacts(
+            round=self.round,
+            loss=self.loss,
+            accuracy=None if shares is None else shares.accuracy,
+            deployed={} if shares is None else shares.deployed,
+            mean_deployed=None if shares is None else shares.mean_deployed,
+            measured_by="" if shares is None else TEST_DATA,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            bit_widths=self.bit_widths,
+            seconds=self.seconds,
+            phases=self.phases,
+            clients=known,
+        )
+
+
+def client_name(client: int) -> str:
+    """A simulated client has no other name."""
+    return f"client-{client}"
 
 
 def read_log(folder: Path) -> list[RoundResult]:

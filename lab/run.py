@@ -12,8 +12,8 @@ from fedmpq.data.named import load_named
 from fedmpq.export.card import run_facts
 from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import Experiment
-from fedmpq.lab.history import History
-from fedmpq.lab.round_log import logged_results
+from fedmpq.lab.round_log import client_name, logged_results
+from fedmpq.method.history import History
 from fedmpq.method.protocol import IntegerMethod
 from fedmpq.method.registry import MakesMethod, integer_method
 from fedmpq.method.state import ClientRecord, Deployment, GlobalModel
@@ -122,9 +122,9 @@ def _of_simulation(path: Path, own: MakesMethod | None) -> Run:
         graph=checkpoint.graph,
         model=model,
         class_names=checkpoint.class_names,
-        client_names={client.client: f"client-{client.client}" for client in model.clients},
+        client_names={client.client: client_name(client.client) for client in model.clients},
         # A checkpoint may have been brought here without its log: its models are there all the same.
-        read_history=lambda: History.of_results(logged_results(folder, model.round)),
+        read_history=lambda: History(each.facts() for each in logged_results(folder, model.round)),
         method=None if experiment.trains_floats else integer_method(experiment, checkpoint.graph, own),
         test_data=lambda: _test_images(experiment),
         test_source=experiment.data,
@@ -143,7 +143,7 @@ def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
         model=stored.model,
         class_names=stored.run.class_names,
         client_names=stored.client_names,
-        read_history=lambda: History(stored.history),
+        read_history=lambda: stored.history,
         method=stored.method,
         test_data=lambda: load_test_data(stored.config),
         test_source=str(stored.config.test_data),

@@ -7,7 +7,6 @@ one does.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from fedmpq.lab.first_model import make_graph, seeded_module
 from fedmpq.lab.partition import dirichlet_partition
 from fedmpq.lab.probes import Probe, probes_of
 from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log
+from fedmpq.lab.round_parts import part_of, payload_bytes
 from fedmpq.lab.workers import Returned, Sent, WorkerPool
 from fedmpq.method.protocol import Method
 from fedmpq.method.quantized_method import select_clients
@@ -34,6 +34,7 @@ from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.module_state import initial_state
 from fedmpq.server.earlier_run import earlier_weights
 from fedmpq.system.folder_locks import FolderTaken, locked_folder
+from fedmpq.system.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -196,7 +197,7 @@ def _round(
     pool: WorkerPool[Sent, Returned],
     listener: Listener,
 ) -> tuple[GlobalModel, RoundResult]:
-    started = time.monotonic()
+    clock = Stopwatch()
     number = model.round + 1
     selected = select_clients(model.clients, experiment.seed, number, experiment.clients_per_round)
     assignments = [method.assign(model, client) for client in selected]
@@ -207,7 +208,9 @@ def _round(
         listener(Progress(number, experiment.rounds, len(updates), len(selected)))
     # They come as they are ready; a sum in that order would differ in its last bits from run to run.
     updates.sort(key=lambda update: update.client)
+    clock.end("training")
     merged = method.merge(model, updates)
+    clock.end("merging")
     evaluates = experiment.evaluates(number)
     measured = Measured(merged)
     if evaluates and method.calibrates:
@@ -216,16 +219,23 @@ def _round(
             method, merged, pool, merged.clients if number >= experiment.rounds else selected
         )
     merged = measured.model
+    clock.end("calibrating")
+    accuracies = _evaluate(method, merged, experiment, pool) if evaluates else None
+    clock.end("measuring")
     samples = {client.client: client.samples for client in model.clients}
+    assignments.sort(key=lambda assignment: assignment.client)
+    parts = tuple(part_of(method.graph, *both) for both in zip(assignments, updates, strict=True))
     return merged, RoundResult(
         round=number,
-        accuracies=_evaluate(method, merged, experiment, pool) if evaluates else None,
+        accuracies=accuracies,
         loss=float(np.average([u.loss for u in updates], weights=[samples[u.client] for u in updates])),
-        bytes_up=sum(update.nbytes for update in updates) + measured.bytes_up,
-        bytes_down=sum(assignment.nbytes for assignment in assignments) + measured.bytes_down,
+        bytes_up=sum(part.bytes_up for part in parts) + measured.bytes_up,
+        bytes_down=sum(part.bytes_down for part in parts) + measured.bytes_down,
         clients=tuple(client.client for client in selected),
         bit_widths=merged.bit_widths,
-        seconds=time.monotonic() - started,
+        seconds=sum(clock.seconds.values()),
+        phases=clock.seconds,
+        parts=parts,
     )
 
 
@@ -249,8 +259,8 @@ def _calibrate(
     found = pool.calibrate(assignments)
     return Measured(
         method.calibrated(model, found),
-        bytes_up=sum(one.nbytes for one in found),
-        bytes_down=sum(assignment.nbytes for assignment in assignments),
+        bytes_up=sum(payload_bytes(method.graph, one) for one in found),
+        bytes_down=sum(payload_bytes(method.graph, assignment) for assignment in assignments),
     )
 
 

@@ -6,7 +6,6 @@ facts only.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from fedmpq.method.usable_model import check_usable
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
 from fedmpq.server.learned_deadline import SLOWEST, learned_seconds
-from fedmpq.server.round_facts import Measured, accuracy_facts, check_drop, traffic
+from fedmpq.server.round_facts import PHASES, Measured, accuracy_facts, check_drop, time_facts, traffic
 from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
@@ -43,6 +42,7 @@ from fedmpq.server.store.records import (
 )
 from fedmpq.server.stored_updates import Answers, StoredUpdates
 from fedmpq.server.validation import Expected, check_calibration, check_update
+from fedmpq.system.stopwatch import Stopwatch
 
 AWAY_SECONDS = 60.0
 """A calibration that has statistics of others waits no longer for boards that are not connected."""
@@ -282,20 +282,23 @@ class TrainingWork(RoundWork):
 
     def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, TrainingCommit]:
         """The next global model and the facts to commit."""
-        started = time.monotonic()
+        clock = Stopwatch()
         active, answers = self.active, closed.answers()
         stored = StoredUpdates(active.graph, active.blobs, answers)
         merged = _undealt(active.method.merge(self._dealt_model(answers), stored))
         updates = [replace(update, layers={}, side={}) for update in stored]
+        clock.end("merging")
         due = active.calibrates_after(merged.round)
         here = self._calibrated_here(merged) if due else None
         merged, due = here or merged, due and here is None
+        clock.end("calibrating")
         check_usable(active.method, merged)
         # What is handed out is measured, and that is not ready before its calibration.
         measured = Measured() if due else self._measured_here(merged)
         if active.config.test_data is None:
             told = {update.client: update.evaluation for update in updates}
             measured = Measured(reported_accuracies(told), "clients", of_this=False)
+        clock.end("measuring")
         bytes_up, bytes_down = traffic(closed)
         counted = {record.client: record.samples for record in active.model.clients}
         weights = [min(update.samples, counted[update.client]) for update in updates]
@@ -303,7 +306,7 @@ class TrainingWork(RoundWork):
             "round": merged.round,
             **self._facts(merged, measured),
             "loss": float(np.average([update.loss for update in updates], weights=weights)),
-            "seconds": timing.elapsed + time.monotonic() - started,
+            **time_facts({"training": timing.elapsed, **clock.seconds}),
             "updates": len(answers),
             "rejected": len(closed.seats_in("rejected")),
             "cut": len(closed.seats_in("cut")),
@@ -395,22 +398,24 @@ class CalibrationWork(RoundWork):
 
     def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, CalibrationCommit]:
         """The model with the statistics that clients measured, and the facts to commit."""
-        started = time.monotonic()
+        clock = Stopwatch()
         active, answers = self.active, closed.answers()
         found = self._calibrations(answers)
         model = _undealt(active.method.calibrated(self._dealt_model(answers), found))
+        clock.end("calibrating")
         check_usable(active.method, model)
         measured = self._measured_here(model)
         if active.config.test_data is None:
             told = {one.client: one.evaluation for one in self._calibrations(answers)}
             measured = Measured(reported_accuracies(told), "clients")
         facts = dict(self._trained.metrics) | (self._facts(model, measured) if measured.accuracies else {})
+        clock.end("measuring")
         bytes_up, bytes_down = traffic(closed)
         metrics = facts | {
             "calibrated_on": "clients",
             "calibrated_by": len(answers),
             "rejected": facts.get("rejected", 0) + len(closed.seats_in("rejected")),
-            "seconds": facts.get("seconds", 0.0) + timing.elapsed + time.monotonic() - started,
+            **time_facts(facts.get(PHASES, {}), clock.seconds, {"calibrating": timing.elapsed}),
             "bytes_up": facts.get("bytes_up", 0) + sum(bytes_up.values()),
             "bytes_down": facts.get("bytes_down", 0) + sum(bytes_down.values()),
         }

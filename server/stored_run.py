@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedmpq.method.archive import unpack_model
+from fedmpq.method.history import History
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, open_blobs
 from fedmpq.server.own_blobs import place_of_blobs
 from fedmpq.server.run_config import RunConfig, make_config
+from fedmpq.server.run_history import run_history
 from fedmpq.server.served_method import served_method
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.protocol import Store
@@ -34,8 +34,7 @@ class StoredRun:
     method: QuantizedMethod
     model: GlobalModel
     client_names: dict[int, str]
-    history: tuple[dict[str, Any], ...]
-    """What the store keeps of each merged round, one row a round."""
+    history: History
 
     @property
     def graph(self) -> Graph:
@@ -50,14 +49,15 @@ def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | No
     state.require()
     store = open_store(state.database_url())
     try:
-        run = _find(store, state.path, name)
+        run = find_run(store, state.path, name)
         place = place_of_blobs(store, blobs, state.blobs)
         return _read(store, open_blobs(place, make=False), run)
     finally:
         store.close()
 
 
-def _find(store: Store, path: Path, name: str | None) -> Run:
+def find_run(store: Store, path: Path, name: str | None) -> Run:
+    """Of that name or id; without one the newest that has a model to show, or else the newest."""
     runs = store.list_runs()
     if name is not None:
         runs = [run for run in runs if name in (run.name, run.run_id)]
@@ -81,30 +81,7 @@ def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
     model = stored.after(run.ready, widths, tuple(m.record for m in members))
     method = served_method(config, graph)
     client_names = {m.client: names[m.client_id] for m in members}
-    return StoredRun(run, config, method, model, client_names, _history(store, run))
-
-
-def _history(store: Store, run: Run) -> tuple[dict[str, Any], ...]:
-    rounds = (store.round(run.run_id, number) for number in range(1, run.round + 1))
-    return tuple(_row(each.metrics) for each in rounds)
-
-
-def _row(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of `fedmpq.lab.history`, and what only a federation has."""
-    deployed = metrics.get("deployed_accuracy") or {}
-    return {
-        "round": metrics["round"],
-        "loss": metrics["loss"],
-        **{f"accuracy_{budget}_bit": share for budget, share in deployed.items()},
-        "mean_deployed": metrics.get("mean_deployed_accuracy"),
-        "bytes_up": metrics["bytes_up"],
-        "bytes_down": metrics["bytes_down"],
-        "clients": metrics["updates"],
-        "bit_widths": tuple(metrics["bit_widths"]),
-        "seconds": metrics["seconds"],
-        "rejected": metrics.get("rejected", 0),
-        "cut": metrics.get("cut", 0),
-    }
+    return StoredRun(run, config, method, model, client_names, run_history(store, run))
 
 
 def _not_ready(run: Run) -> str:

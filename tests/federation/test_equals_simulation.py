@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import fedmpq
+from fedmpq.method.history import PHASES, RoundFacts
 from tests.federation.federation import Federation, assert_same
 
 
@@ -26,9 +29,23 @@ def test_so_it_does_with_an_average_and_measured_statistics(tmp_path: Path) -> N
         federation.start_boards()
         model = federation.finish()
         assert_same(model, federation.simulated())
+    assert_same_history(tmp_path / "state", tmp_path / "simulated")
     weights = [name for name in model if name.startswith("weights/")]
     # Three rounds: the average is no longer the model itself.
     assert all(model[name].tobytes() != model[f"average-{name}"].tobytes() for name in weights)
     boards = [(tmp_path / f"board-{number}.log").read_text() for number in range(3)]
     assert all("round 3 of 3, statistics" in text for text in boards), "at the end everybody measures"
     assert sum("round 1 of 3, statistics" in text for text in boards) == 2, "before, those who trained"
+
+
+def assert_same_history(state: Path, simulated: Path) -> None:
+    """All but the seconds, the clients' names, and the accuracy of `W`, which no device runs."""
+    served, alone = (fedmpq.load_run(folder).history.rounds for folder in (state, simulated))
+    for one, two in zip(served, alone, strict=True):
+        assert _compared(one) == _compared(two)
+        assert one.phases.keys() == two.phases.keys() == set(PHASES)
+
+
+def _compared(facts: RoundFacts) -> RoundFacts:
+    clients = tuple(replace(each, name="") for each in facts.clients)
+    return replace(facts, accuracy=None, seconds=0.0, phases={}, clients=clients)

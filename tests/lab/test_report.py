@@ -142,9 +142,10 @@ def assert_picture(path: Path) -> None:
 @pytest.mark.parametrize("rounds", [1, 4, 30])
 def test_a_run_becomes_a_picture(tmp_path: Path, rounds: int) -> None:
     results = [result(n, n / 40) for n in range(1, rounds + 1)]
-    report.plot_run(results, LAYERS, "fedmpq-paper", tmp_path / "run.png")
+    report.plot_run([each.facts() for each in results], LAYERS, "fedmpq-paper", tmp_path / "run.png")
     assert_picture(tmp_path / "run.png")
-    report.plot_run([result(n, n / 40, {}) for n in range(1, rounds + 1)], LAYERS, "fp32", tmp_path / "f.png")
+    floats = [result(n, n / 40, {}).facts() for n in range(1, rounds + 1)]
+    report.plot_run(floats, LAYERS, "fp32", tmp_path / "f.png")
     assert_picture(tmp_path / "f.png")
 
 
