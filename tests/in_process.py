@@ -33,6 +33,7 @@ class InProcessPool:
         workers: int,
         module: torch.nn.Module | None = None,
     ) -> None:
+        self.graph = graph
         self._worker = Worker(experiment, graph, train, test, parts, module)
         self._threads = torch.get_num_threads()
 
