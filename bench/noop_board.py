@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.board_data import HeldData
 from fedmpq.edge_client.channel import make_endpoint
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
@@ -59,10 +59,10 @@ class NoopEngine:
         }
 
 
-def _data(image: tuple[int, int, int], classes: int) -> BoardData:
+def _data(image: tuple[int, int, int], classes: int) -> HeldData:
     names = tuple(str(label) for label in range(classes))
     black = Dataset(np.zeros((MIN_SAMPLES, *image), np.uint8), np.zeros(MIN_SAMPLES, np.int64), names)
-    return BoardData(black, black)
+    return HeldData(black)
 
 
 def main() -> None:

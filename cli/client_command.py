@@ -6,7 +6,6 @@ import argparse
 import os
 from pathlib import Path
 
-from fedmpq.data.dataset import Size
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.system.memory import parse_size
 from fedmpq.system.named_object import is_path, unknown_name
@@ -47,7 +46,11 @@ def _add_required(parser: argparse.ArgumentParser) -> None:
         "--test-data", metavar="PATH", help="measure received models on these (default: on --data)"
     )
     parser.add_argument(
-        "--size", type=_size, metavar="N|HxW", help="load images at this size, to save memory"
+        "--skip-class",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out the samples of this class, such as one that the model does not have; may be repeated",
     )
 
 
@@ -141,13 +144,6 @@ def _format(text: str) -> str:
     if text not in FORMATS and not is_path(text):
         raise argparse.ArgumentTypeError(unknown_name("format", text, FORMATS))
     return text
-
-
-def _size(text: str) -> Size:
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; give a side such as 32, or HEIGHTxWIDTH")
-    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
 
 
 def _memory(text: str) -> int:

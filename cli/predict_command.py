@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
-from fedmpq.data.dataset import resize
+from fedmpq.data.dataset import DataError
+from fedmpq.data.photo import read_photo, reason_of
 from fedmpq.export.format import ExportError
 from fedmpq.export.onnx.runtime import OnnxRunner
 
@@ -33,8 +33,14 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.top < 1:
         raise ExportError(f"--top {arguments.top} is too few; the least is 1")
     runner = OnnxRunner(arguments.model)
+    faults = []
     for path in arguments.images:
-        shares = softmax(runner.logits(read_image(path, runner))[0])
+        try:
+            image = read_image(path, runner)
+        except ImageError as error:
+            faults.append(str(error))
+            continue
+        shares = softmax(runner.logits(image)[0])
         best = [int(index) for index in np.argsort(-shares, kind="stable")[: arguments.top]]
         if arguments.json:
             classes = [{"class": runner.class_names[i], "probability": float(shares[i])} for i in best]
@@ -43,20 +49,21 @@ def run_command(arguments: argparse.Namespace) -> int:
             print(path)
             for index in best:
                 print(f"  {shares[index]:6.1%}  {bar(shares[index])}  {runner.class_names[index]}")
+    if faults:
+        raise ImageError(f"{len(faults)} of {len(arguments.images)} files left out: {'; '.join(faults)}")
     return 0
 
 
 def read_image(path: Path, runner: OnnxRunner) -> NDArray[np.uint8]:
-    """The pixels as the model takes them: its size, by area as in training, and its colours."""
+    """The pixels as the model takes them, read as in training."""
     height, width, channels = runner.image_shape
     try:
-        with Image.open(path) as opened:
-            upright = ImageOps.exif_transpose(opened)
-            pixels = np.asarray(upright.convert("L" if channels == 1 else "RGB"), np.uint8)
+        return read_photo(str(path), (height, width), channels)[None]
+    except DataError:
+        raise
     # Pillow raises nearly anything on a damaged file.
     except Exception as error:
-        raise ImageError(f"{path} is no image that Pillow can read: {error}") from None
-    return resize(pixels.reshape(1, *pixels.shape[:2], -1), (height, width))
+        raise ImageError(f"{path} is no image that can be read: {reason_of(error, str(path))}") from None
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

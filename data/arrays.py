@@ -1,4 +1,4 @@
-"""Arrays from files as pixels and labels: which types and ranges are accepted, and what they become."""
+"""Arrays from files as samples and labels: which shapes and types are accepted, and what they become."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.data.dataset import MAX_CLASSES, DataError, Images, Labels, describe
+from fedmpq.data.dataset import MAX_CLASSES, DataError, Labels, describe
 from fedmpq.system.memory import memory_given, size_text
 
 
@@ -18,31 +18,20 @@ def check_memory(path: Path, key: str, need: int) -> None:
     if need > (given := memory_given()):
         raise DataError(
             f"{path}: array {key} needs {size_text(need)} of memory, {size_text(given)} may be taken: "
-            "save fewer or smaller images, or give more memory"
+            "save fewer or smaller samples, or give more memory"
         )
 
 
-def pixels(path: Path, key: str, array: NDArray[Any]) -> Images:
-    """uint8 as it is, floats in 0..1 as rint(255 * x); (N, H, W) gains a channel axis."""
+def image_values(path: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Images (N, H, W) or (N, H, W, C) as (N, H, W, C)."""
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim != 4 or array.shape[3] > 16 or not all(array.shape[1:]):
         raise DataError(
-            f"{path}: array {key} has shape {array.shape}, must be (N, H, W) or (N, H, W, 1..16): "
-            "transpose (N, C, H, W) by (0, 2, 3, 1)"
+            f"{path}: array {key} has shape {array.shape}, must be (N, H, W) or (N, H, W, 1..16): call it "
+            "samples if its channels come first"
         )
-    if array.dtype == np.uint8:
-        return np.ascontiguousarray(array)
-    if array.dtype.kind != "f":
-        raise DataError(f"{path}: array {key} is {array.dtype}, must be uint8 or float in 0..1: convert it")
-    if not np.isfinite(array).all():
-        raise DataError(f"{path}: array {key} holds NaN or infinity, must lie in 0..1: drop these images")
-    if array.size and not 0.0 <= float(array.min()) <= float(array.max()) <= 1.0:
-        raise DataError(
-            f"{path}: array {key} spans {array.min()}..{array.max()}, floats must lie in 0..1: rescale it"
-        )
-    scaled: NDArray[np.float32] = array.astype(np.float32) * np.float32(255)
-    return np.rint(scaled).astype(np.uint8)
+    return array
 
 
 def label_vector(path: Path, array: NDArray[Any]) -> Labels:

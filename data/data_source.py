@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 from fedmpq.data.dataset import DataError, Dataset, Size, height_width, resized
+from fedmpq.data.fitting import Form, fitted
+from fedmpq.data.samples import Samples
+from fedmpq.data.value_range import ValueRange
 
 Split = Literal["train", "test"]
 
@@ -35,12 +38,66 @@ class DataSource(Protocol):
         ...
 
 
+@runtime_checkable
+class FormSource(DataSource, Protocol):
+    """A source that makes its samples as a model takes them, such as one of photos of any size."""
+
+    def load_as(self, split: Split, form: Form) -> Dataset:
+        """The samples of one split, of the form's height, width and channels."""
+        ...
+
+    def count(self, split: Split) -> int:
+        """How many samples there are at most, known without reading them."""
+        ...
+
+
+@runtime_checkable
+class MeasuredSource(DataSource, Protocol):
+    """A source of measured values, which become codes by a range that the whole run has in common."""
+
+    def samples(self, split: Split, form: Form | None = None) -> Samples:
+        """The samples of one split as they were measured, where they are cut to the form's length."""
+        ...
+
+    def bounds(self, split: Split) -> ValueRange | None:
+        """The least and greatest values of each channel; None of samples that are 8-bit codes already."""
+        ...
+
+
+def load_samples(source: DataSource, name: str, split: Split, size: Size | None = None) -> Samples:
+    """One split of a source as it was measured; of one that gives codes, these at `size`."""
+    _check_split(source, name, split)
+    if isinstance(source, MeasuredSource):
+        return source.samples(split)
+    data = load_split(source, name, split, size)
+    return Samples(name, data.images, data.labels, data.class_names, data.skipped)
+
+
+def load_form(source: DataSource, name: str, split: Split, form: Form) -> Dataset:
+    """One split of a source as a model takes it; an error calls the source by `name`."""
+    _check_split(source, name, split)
+    if isinstance(source, FormSource):
+        return source.load_as(split, form)
+    if isinstance(source, MeasuredSource):
+        data = source.samples(split, form).coded(form.value_range)
+    else:
+        data = source.load(split, form.size)
+    try:
+        return fitted(data, form)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
 def load_split(source: DataSource, name: str, split: Split, size: Size | None = None) -> Dataset:
     """One split of a source at `size`; an error calls the source by `name`."""
-    if split not in (found := source.splits()):
-        raise DataError(f"{name}: no {split} split here, only {', '.join(found)}: {_HINTS[split]}")
+    _check_split(source, name, split)
     wanted = None if size is None else height_width(size)
     return resized(source.load(split, wanted), wanted)
+
+
+def _check_split(source: DataSource, name: str, split: Split) -> None:
+    if split not in (found := source.splits()):
+        raise DataError(f"{name}: no {split} split here, only {', '.join(found)}: {_HINTS[split]}")
 
 
 _HINTS: dict[Split, str] = {

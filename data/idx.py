@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmpq.data.arrays import check_memory, label_vector, numbered_classes, pixels
+from fedmpq.data.arrays import check_memory, image_values, label_vector, numbered_classes
 from fedmpq.data.data_source import Split
 from fedmpq.data.dataset import DataError, Dataset, Images, Size, checked, resized
 
@@ -41,7 +41,7 @@ class IdxSource:
 
     def load(self, split: Split, size: Size | None) -> Dataset:
         path = self._images[split]
-        images = pixels(path, "images", _read_idx(path, 3))
+        images = np.ascontiguousarray(image_values(path, "images", _read_idx(path, 3)))
         return resized(checked(path, images, self._labels[split], self._class_names), size)
 
 

@@ -1,20 +1,31 @@
-"""Data that a program holds already: arrays, or anything that gives (image, label) pairs by index."""
+"""Data that a program holds already: arrays, or anything that gives samples with labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.data_source import Split
 from fedmpq.data.dataset import DataError, Dataset, Size, resized
+from fedmpq.data.fitting import Form
+from fedmpq.data.samples import KINDS, Samples, channels_first
+from fedmpq.data.value_range import ValueRange
+
+T = TypeVar("T")
+
+IN_MEMORY = "the data in memory"
+_SHAPES = (
+    "uint8 pixels (H, W, C) or (H, W), or with channels first, as torch has it, int16 or floats (C, H, W), "
+    "(C, L) or (F,)"
+)
 
 
 @runtime_checkable
 class Indexed(Protocol):
-    """What `torch.utils.data.Dataset` of a known length offers: `(image, label)` by index."""
+    """What `torch.utils.data.Dataset` of a known length offers: `(sample, label)` by index."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any: ...
@@ -36,71 +47,126 @@ class InMemory:
 
 
 def from_arrays(
-    images: NDArray[Any], labels: NDArray[Any] | Sequence[int], class_names: Sequence[str] = ()
-) -> Dataset:
-    """`images` uint8 `(N, H, W, C)` or grey `(N, H, W)`, and the label of each."""
-    pixels, numbers = np.asarray(images), np.asarray(labels)
-    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
+    values: NDArray[Any],
+    labels: NDArray[Any] | Sequence[int],
+    class_names: Sequence[str] = (),
+    name: str = IN_MEMORY,
+) -> Samples:
+    """Samples and the label of each: uint8 `(N, H, W, C)` or `(N, H, W)`, or channels first for the rest."""
+    array, numbers = _values(values), np.asarray(labels)
+    if array.ndim not in (2, 3, 4):
+        raise DataError(f"{name}: the samples have shape {array.shape}; each is to be {_SHAPES}")
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or len(numbers) != len(array):
         raise DataError(
-            f"the images are {pixels.dtype} of shape {pixels.shape}; give uint8 of shape (N, H, W, C): "
-            "pixels in 0..255, before any normalisation"
-        )
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or len(numbers) != len(pixels):
-        raise DataError(
-            f"the labels are {numbers.dtype} of shape {numbers.shape}; give one whole number for each of the "
-            f"{len(pixels)} images"
+            f"{name}: the labels are {numbers.dtype} of shape {numbers.shape}; give one whole number for "
+            f"each of the {len(array)} samples"
         )
     if len(numbers) and int(numbers.min()) < 0:
-        raise DataError(f"label {int(numbers.min())} is negative; number the classes from 0")
+        raise DataError(f"{name}: label {int(numbers.min())} is negative; number the classes from 0")
     names = tuple(class_names) or tuple(str(label) for label in range(int(numbers.max(initial=-1)) + 1))
-    shaped = pixels[..., None] if pixels.ndim == 3 else pixels
-    return Dataset(np.ascontiguousarray(shaped), numbers.astype(np.int64), names)
+    if array.dtype != np.uint8 or array.ndim == 2 or _is_tensor(values):
+        array = channels_first(name, array)
+    elif array.ndim == 3:
+        array = array[..., None]
+    return Samples(name, array, numbers.astype(np.int64), names)
 
 
-def from_pairs(pairs: Indexed) -> Dataset:
-    """All `(image, label)` pairs of an object, read once; images are PIL's, or uint8 arrays `(H, W, C)`.
+def from_pairs(pairs: Indexed, name: str = IN_MEMORY) -> Samples:
+    """All `(sample, label)` pairs of an object, read once; samples are PIL's images, arrays or tensors.
 
     The classes are called as the object's `classes` says, where it has them.
     """
-    if len(pairs) == 0:
-        raise DataError("the data set is empty; give at least two images")
-    images, labels = [], []
-    for index in range(len(pairs)):
-        image, label = _pair(pairs, index)
-        images.append(image)
-        labels.append(label)
-    if len({image.shape for image in images}) > 1:
-        raise DataError("the images differ in size; resize them to one size")
-    return from_arrays(np.stack(images), np.array(labels, np.int64), getattr(pairs, "classes", ()))
+    found = (pairs[index] for index in range(len(pairs)))
+    return from_items(found, name, getattr(pairs, "classes", ()))
 
 
-def _pair(pairs: Indexed, index: int) -> tuple[NDArray[np.uint8], int]:
+def from_items(items: Iterable[Any], name: str = IN_MEMORY, class_names: Sequence[str] = ()) -> Samples:
+    """All `(sample, label)` pairs that an iterable gives, or `(samples, labels)` of several at once."""
+    values: list[NDArray[Any]] = []
+    labels: list[NDArray[np.int64]] = []
+    tensors = False
+    for index, item in enumerate(items):
+        sample, label = _pair(item, index, name)
+        several = label.ndim == 1
+        values.append(_values(sample) if several else _values(sample)[None])
+        labels.append(label.reshape(-1))
+        tensors = _is_tensor(sample)
+    if not values:
+        raise DataError(f"{name} is empty; give at least two samples")
+    if len({(array.shape[1:], array.dtype) for array in values}) > 1:
+        raise DataError(f"{name}: the samples differ in shape or type; bring them to one")
+    whole = np.concatenate(values)
+    if tensors and whole.dtype == np.uint8 and whole.ndim > 2:
+        whole = channels_first(name, whole)
+    return from_arrays(whole, np.concatenate(labels), class_names, name)
+
+
+def _pair(item: Any, index: int, name: str) -> tuple[Any, NDArray[np.int64]]:
     try:
-        image, label = pairs[index]
-        return _pixels(image), int(label)
+        sample, label = item
+        numbers = np.asarray(label)
+        if numbers.ndim > 1 or numbers.dtype.kind not in "iu":
+            raise ValueError(f"its label is {numbers.dtype} of shape {numbers.shape}, no whole number")
+        return sample, numbers.astype(np.int64)
     except (TypeError, ValueError) as error:
-        raise DataError(f"item {index} of the data set is no pair of an image and a label: {error}") from None
+        raise DataError(f"{name}: item {index} is no pair of a sample and a label: {error}") from None
 
 
-def _pixels(image: Any) -> NDArray[np.uint8]:
-    array = np.asarray(image)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise DataError(
-            f"its image is {array.dtype} of shape {array.shape}; give uint8 pixels (H, W, C), so no ToTensor "
-            "and no normalisation: FedMPQ normalises by itself"
-        )
+def _values(sample: Any) -> NDArray[Any]:
+    array = np.asarray(sample)
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    if array.dtype not in (np.uint8, np.int16) and array.dtype.kind != "f":
+        raise DataError(f"samples are {array.dtype}, must be {KINDS}; each is to be {_SHAPES}")
     return array
 
 
-class PairsSource:
-    """A source of `(image, label)` pairs: all of them are training images."""
+def _is_tensor(sample: Any) -> bool:
+    """Whether it is torch's, whose images have their channels first also as uint8."""
+    return type(sample).__module__.partition(".")[0] == "torch"
 
-    def __init__(self, pairs: Indexed) -> None:
-        self._pairs = pairs
+
+class PairsSource:
+    """A source of samples with labels, all for training: `(samples, labels)` as arrays, an object that gives
+    pairs by index, or one that gives them one after the other, which `again` makes anew for every reading."""
+
+    def __init__(self, found: object, name: str, again: Callable[[], object]) -> None:
+        self._found: object | None = found
+        self._name = f"data source {name}"
+        self._again = again
 
     def splits(self) -> tuple[Literal["train"]]:
         return ("train",)
 
-    def load(self, split: str, size: Size | None) -> Dataset:
-        """All pairs, at the size they have."""
-        return from_pairs(self._pairs)
+    def load(self, split: Split, size: Size | None) -> Dataset:
+        """All samples, at the size they have."""
+        return self.samples(split).coded()
+
+    def samples(self, split: Split, form: Form | None = None) -> Samples:
+        try:
+            return self._read()
+        except DataError as error:
+            raise DataError(str(error)) from error
+        # Whatever the user's code raises: the cause is chained, the message says whose code it was.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._name}: reading its samples failed: {reason}") from error
+
+    def bounds(self, split: Split) -> ValueRange | None:
+        return self.samples(split).bounds()
+
+    def _read(self) -> Samples:
+        found = self._again() if self._found is None else self._found
+        if is_arrays(found):
+            return from_arrays(*found, name=self._name)  # type: ignore[misc]
+        if isinstance(found, Indexed):
+            return from_pairs(found, self._name)
+        # What gives its items once is used up.
+        self._found = None
+        assert isinstance(found, Iterable)
+        return from_items(found, self._name)
+
+
+def is_arrays(found: object) -> bool:
+    """Whether it is `(samples, labels)` as arrays."""
+    return isinstance(found, tuple) and len(found) == 2 and getattr(found[0], "ndim", 0) > 1

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fedmpq.data.data_source import DataSource, Split, load_split
+from fedmpq.data.data_source import DataSource, Split, load_samples
 from fedmpq.data.dataset import DataError, Dataset, Size, resized
 from fedmpq.data.in_memory import InMemory
 from fedmpq.data.open_source import OwnSource, load_own, names_object, open_path
+from fedmpq.data.options import split_options
+from fedmpq.data.samples import Samples
 from fedmpq.data.stratified import stratified_split, stratified_subset
+from fedmpq.data.value_range import ValueRange
 
 FASHION_MNIST_PACKAGE = "dataset-fashion-mnist"
 FASHION_MNIST_FOLDERS = (
@@ -32,6 +35,7 @@ TEST_SHARES = {"digits": 0.2}
 """The share of the images of a source without a test split that are set aside for it, where it is another."""
 
 Pair = tuple[Dataset, Dataset]
+MeasuredPair = tuple[Samples, Samples]
 
 
 def load_named(
@@ -40,20 +44,37 @@ def load_named(
     train_limit: int | None = None,
     test_limit: int | None = None,
     size: Size | None = None,
+    value_range: ValueRange | None = None,
 ) -> Pair:
-    """(train, test) of a data set: a source, or what `open_named` makes of a text.
+    """(train, test) of a data set as codes: those of `load_measured` by that range, at `size` by area."""
+    measured = load_measured(data, split_seed, train_limit, test_limit, size)
+    train, test = (resized(each.coded(value_range), size) for each in measured)
+    return train, test
+
+
+def load_measured(
+    data: str | DataSource,
+    split_seed: int = 0,
+    train_limit: int | None = None,
+    test_limit: int | None = None,
+    size: Size | None = None,
+) -> MeasuredPair:
+    """(train, test) of a data set, a source or what `open_named` makes of a text, as they were measured.
 
     Sets without a test split are divided, class by class, by `split_seed`: digits 80/20, another 90/10. The
     limits keep at most that many images, in the proportions of the classes, chosen by `split_seed` too.
-    `size` resizes by area.
+    `size` resizes images by area; measured values are resized when they are codes.
     """
     name = data if isinstance(data, str) else type(data).__name__
     source = open_named(data) if isinstance(data, str) else OwnSource(data, name)
     train, test = _both_splits(source, name, split_seed, size)
-    if train.image_shape != test.image_shape or train.class_names != test.class_names:
+    # Where a size is given, only the channels must agree.
+    first = 1 if size is None else 3
+    shape, other = train.values.shape[first:], test.values.shape[first:]
+    if shape != other or train.class_names != test.class_names:
         raise DataError(
-            f"{name}: training images are {train.image_shape} in {len(train.class_names)} classes, "
-            f"test images {test.image_shape} in {len(test.class_names)}: both must agree, "
+            f"{name}: training images are {shape} in {len(train.class_names)} classes, "
+            f"test images {other} in {len(test.class_names)}: both must agree, "
             "give a size or correct the files"
         )
     return _limited(name, train, train_limit, split_seed), _limited(name, test, test_limit, split_seed)
@@ -73,7 +94,7 @@ def open_named(spec: str) -> DataSource:
         return Cifar(name, Path(folder).expanduser())
     if names_object(spec):
         return load_own(spec)
-    path = Path(spec).expanduser()
+    path = Path(split_options(spec)[0]).expanduser()
     if not path.exists():
         names = ", ".join(["digits", "fashion-mnist", *(f"{name}:DIR" for name in CIFAR_FOLDERS)])
         raise DataError(
@@ -83,17 +104,17 @@ def open_named(spec: str) -> DataSource:
     for name, inner in CIFAR_FOLDERS.items():
         if path.name == inner or (path / inner).is_dir():
             return Cifar(name, path)
-    return open_path(path)
+    return open_path(spec)
 
 
-def _both_splits(source: DataSource, name: str, split_seed: int, size: Size | None) -> Pair:
-    train = load_split(source, name, "train", size)
+def _both_splits(source: DataSource, name: str, split_seed: int, size: Size | None) -> MeasuredPair:
+    train = load_samples(source, name, "train", size)
     if "test" in source.splits():
-        return train, load_split(source, name, "test", size)
+        return train, load_samples(source, name, "test", size)
     return stratified_split(train, TEST_SHARES.get(name, TEST_SHARE), split_seed)
 
 
-def _limited(name: str, data: Dataset, limit: int | None, seed: int) -> Dataset:
+def _limited(name: str, data: Samples, limit: int | None, seed: int) -> Samples:
     if limit is None or limit >= len(data):
         return data
     if limit < 1:
@@ -112,7 +133,7 @@ class FashionMnist:
     """The idx files of Debian's package or of Keras, with the names of the classes, which the files lack."""
 
     def __init__(self) -> None:
-        self._files = open_path(_fashion_mnist_folder())
+        self._files = open_path(str(_fashion_mnist_folder()))
 
     def splits(self) -> tuple[Split, ...]:
         return tuple(self._files.splits())

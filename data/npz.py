@@ -1,6 +1,13 @@
-"""Data sets in one NumPy archive: `x_train`, `y_train`, `x_test`, `y_test`, or `images`, `labels`.
+"""Data sets in one NumPy archive, by the names of its arrays:
 
-An array `class_names` names the classes; without it they are called "0", "1", ... up to the highest label.
+| samples, labels | are |
+|---|---|
+| `images`, `labels` | training images (N, H, W) or (N, H, W, C) |
+| `x_train`, `y_train`, `x_test`, `y_test` | images as above, or features (N, F) |
+| `samples`, `labels`, `samples_test`, `labels_test` | channels first: (N, C, H, W), (N, C, L) or (N, F) |
+
+They are uint8, int16 or floats. An array `class_names` names the classes; without it they are called "0",
+"1", ... up to the highest label.
 """
 
 from __future__ import annotations
@@ -13,46 +20,66 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.data.arrays import check_memory, label_vector, numbered_classes, pixels
+from fedmpq.data.arrays import check_memory, image_values, label_vector, numbered_classes
 from fedmpq.data.data_source import Split
-from fedmpq.data.dataset import MAX_CLASSES, DataError, Dataset, Size, checked, resized
+from fedmpq.data.dataset import MAX_CLASSES, DataError, Dataset, Size, resized
+from fedmpq.data.fitting import Form
+from fedmpq.data.samples import Samples, channels_first
+from fedmpq.data.value_range import ValueRange
 
-_KEYS: dict[Split, tuple[str, str]] = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
-_KEYS_OF_ONE: dict[Split, tuple[str, str]] = {"train": ("images", "labels")}
+_KEYS: tuple[tuple[Split, str, str], ...] = (
+    ("train", "images", "labels"),
+    ("train", "samples", "labels"),
+    ("test", "samples_test", "labels_test"),
+    ("train", "x_train", "y_train"),
+    ("test", "x_test", "y_test"),
+)
+_CHANNELS_FIRST = ("samples", "samples_test")
 
 
 class NpzSource:
-    """The splits of an .npz file. Labels are read at once, images when they are asked for."""
+    """The splits of an .npz file. Labels are read at once, samples when they are asked for."""
 
     def __init__(self, path: Path) -> None:
-        arrays = _npz_labels(path)
-        names = arrays.pop("class_names", None)
-        keys = _KEYS_OF_ONE if "labels" in arrays else _KEYS
+        there = _npz_keys(path)
+        found: dict[Split, tuple[str, str]] = {}
+        for split, values, labels in _KEYS:
+            if {values, labels} <= there:
+                found.setdefault(split, (values, labels))
+        if not found:
+            raise DataError(
+                f"{path}: no images+labels, no samples+labels and no x_train+y_train inside: save it with "
+                "np.savez and these names"
+            )
+        arrays = {split: _npz_array(path, labels) for split, (_, labels) in found.items()}
         self._path = path
+        self._keys = {split: values for split, (values, _) in found.items()}
         self._class_names = (
-            numbered_classes(path, list(arrays.values())) if names is None else _names(path, names)
+            _names(path, _npz_array(path, "class_names"))
+            if "class_names" in there
+            else numbered_classes(path, list(arrays.values()))
         )
-        self._image_keys = {split: images for split, (images, labels) in keys.items() if labels in arrays}
-        self._labels = {split: label_vector(path, arrays[keys[split][1]]) for split in self._image_keys}
+        self._labels = {split: label_vector(path, array) for split, array in arrays.items()}
 
     def splits(self) -> tuple[Split, ...]:
-        return tuple(self._image_keys)
+        return tuple(split for split in ("train", "test") if split in self._keys)
 
     def load(self, split: Split, size: Size | None) -> Dataset:
-        key = self._image_keys[split]
-        images = pixels(self._path, key, _npz_array(self._path, key))
-        return resized(checked(self._path, images, self._labels[split], self._class_names), size)
+        return resized(self.samples(split).coded(), size)
 
+    def samples(self, split: Split, form: Form | None = None) -> Samples:
+        key, name = self._keys[split], str(self._path)
+        array = _npz_array(self._path, key)
+        if not len(array):
+            raise DataError(f"{name}: holds no samples: at least one is needed")
+        if key in _CHANNELS_FIRST or array.ndim == 2:
+            values = channels_first(f"{name}: array {key}", array)
+        else:
+            values = image_values(self._path, key, array)
+        return Samples(name, values, self._labels[split], self._class_names)
 
-def _npz_labels(path: Path) -> dict[str, NDArray[Any]]:
-    """The label arrays whose image arrays are there too, and `class_names` if given."""
-    needs = {"labels": "images", "y_train": "x_train", "y_test": "x_test", "class_names": "class_names"}
-    found = {key: _npz_array(path, key) for key, images in needs.items() if {key, images} <= _npz_keys(path)}
-    if not found.keys() - {"class_names"}:
-        raise DataError(
-            f"{path}: no images+labels and no x_train+y_train inside: save it with np.savez and these names"
-        )
-    return found
+    def bounds(self, split: Split) -> ValueRange | None:
+        return self.samples(split).bounds()
 
 
 def _npz_keys(path: Path) -> set[str]:

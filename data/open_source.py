@@ -9,14 +9,16 @@ What is recognised at PATH:
 | `PATH/<class>/*.jpg` | train |
 | `PATH/train-images-idx3-ubyte[.gz]` and its MNIST siblings, also below `PATH/raw` | train, test |
 | `PATH.npz` (or the only .npz in PATH) with `x_train`, `y_train`, `x_test`, `y_test` | train, test |
-| the same with `images`, `labels` | train |
+| the same with `images`, `labels`, or `samples`, `labels` (and `samples_test`, `labels_test`) | train, test |
+| `PATH/<class>/*.wav`, also below train and test | train, test |
+| `PATH.csv` or `.parquet`, `PATH/*.csv`, `PATH/<class>/*.csv`; options behind a question mark | train, test |
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -24,8 +26,11 @@ from fedmpq.data.data_source import DataSource, Split, load_split
 from fedmpq.data.dataset import DataError, Dataset, Size
 from fedmpq.data.idx import IdxSource
 from fedmpq.data.image_folders import ImageFolders
-from fedmpq.data.in_memory import Indexed, PairsSource
+from fedmpq.data.in_memory import Indexed, InMemory, PairsSource
 from fedmpq.data.npz import NpzSource
+from fedmpq.data.options import no_options, split_options, table_options
+from fedmpq.data.sound import SoundFolders
+from fedmpq.data.tables import TableSource, is_table
 from fedmpq.system.named_object import NamedObjectError, make_object, require_members
 
 T = TypeVar("T")
@@ -46,7 +51,7 @@ def splits(spec: Spec) -> tuple[Split, ...]:
 
 def open_source(spec: Spec) -> DataSource:
     """The source at a path, or the user's own by `package.module:Class`; a path that exists comes first."""
-    return load_own(os.fspath(spec)) if names_object(spec) else open_path(Path(spec))
+    return load_own(os.fspath(spec)) if names_object(spec) else open_path(os.fspath(spec))
 
 
 def names_object(spec: Spec) -> bool:
@@ -54,17 +59,26 @@ def names_object(spec: Spec) -> bool:
     return isinstance(spec, str) and bool(_OBJECT.fullmatch(spec)) and not Path(spec).exists()
 
 
-def open_path(path: Path) -> DataSource:
-    """The source that this file or folder is."""
+def open_path(spec: str) -> DataSource:
+    """The source that this file or folder is; a table may have options behind a question mark."""
+    name, options = split_options(spec)
+    path = Path(name).expanduser()
     if not path.exists():
         raise DataError(
-            f"{path}: no such file or folder: give a folder of class folders, idx files or an .npz"
+            f"{path}: no such file or folder: give a folder of class folders, idx files, an .npz or a table"
         )
+    if is_table(path.name) or options:
+        tables = TableSource(path, table_options(path, options))
+        if not tables.splits():
+            no_options(path, options)
+        return tables
     if path.is_file():
         return NpzSource(path)
     candidates: tuple[Callable[[], DataSource], ...] = (
         lambda: IdxSource(path),
         lambda: IdxSource(path / "raw"),
+        lambda: SoundFolders(path),
+        lambda: TableSource(path),
         lambda: ImageFolders(path),
     )
     for candidate in candidates:
@@ -74,22 +88,28 @@ def open_path(path: Path) -> DataSource:
         return NpzSource(archives[0])
     raise DataError(
         f"{path}: no data set in this folder: expected train/<class>/*.jpg with test/ or val/ beside it, "
-        "<class>/*.jpg, MNIST idx files or one .npz"
+        "<class>/*.jpg, <class>/*.wav, *.csv, MNIST idx files or one .npz"
     )
 
 
-def load_own(spec: str) -> OwnSource:
-    """The user's own source by `package.module:Class`.
+def load_own(spec: str) -> DataSource:
+    """The user's own source by `package.module:Class`, or samples with labels that a function gives.
 
     This imports and runs the user's code: `spec` must come from who runs this program, never from a server.
     """
-    try:
-        found = make_object(spec, "data source")
-        if isinstance(found, Indexed) and not isinstance(found, DataSource):
-            found = PairsSource(found)
-        return OwnSource(found, repr(spec))
-    except NamedObjectError as error:
-        raise DataError(str(error)) from error
+
+    def made() -> object:
+        try:
+            return make_object(spec, "data source")
+        except NamedObjectError as error:
+            raise DataError(str(error)) from error
+
+    found = made()
+    if isinstance(found, Dataset):
+        return OwnSource(InMemory(found), repr(spec))
+    if isinstance(found, Indexed | Iterable) and not isinstance(found, DataSource):
+        return PairsSource(found, repr(spec), made)
+    return OwnSource(found, repr(spec))
 
 
 class OwnSource:

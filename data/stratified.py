@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.dataset import DataError, Dataset, Labels
+from fedmpq.data.samples import Samples
+
+Cut = TypeVar("Cut", Dataset, Samples)
 
 
 def stratified_subset(labels: Labels, count: int, seed: int) -> NDArray[np.int64]:
@@ -30,11 +34,12 @@ def stratified_subset(labels: Labels, count: int, seed: int) -> NDArray[np.int64
     return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
 
-def stratified_split(data: Dataset, test_share: float, seed: int) -> tuple[Dataset, Dataset]:
+def stratified_split(data: Cut, test_share: float, seed: int) -> tuple[Cut, Cut]:
     """(train, test) with rint(test_share * N) test images, class by class; `skipped` stays with train."""
     test_count = min(max(round(test_share * len(data)), 1), len(data) - 1)
     if test_count < 1:
         raise DataError(f"{len(data)} image cannot be divided into training and test: at least 2 are needed")
     chosen = stratified_subset(data.labels, test_count, seed)
     rest = np.setdiff1d(np.arange(len(data)), chosen)
-    return data.subset(rest), dataclasses.replace(data.subset(chosen), skipped=())
+    test = dataclasses.replace(data.subset(chosen), skipped=())
+    return data.subset(rest), test

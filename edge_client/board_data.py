@@ -1,16 +1,18 @@
-"""The board's own images as a model takes them: labelled by the model's classes, at the model's size."""
+"""The board's own samples: where they are, how many, and what becomes of them for a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from fedmpq.data.data_source import Split
-from fedmpq.data.dataset import DataError, Dataset, Size, resized
-from fedmpq.data.open_source import load, splits
-from fedmpq.model.graph import Graph
+from fedmpq.data.data_source import DataSource, FormSource, Split, load_form
+from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.data.fitting import Form, fitted, labelled, without_classes
+from fedmpq.data.open_source import open_source
+from fedmpq.model.calibration import MIN_SAMPLES
 
 MAX_EVALUATED = 1000
 """Samples that a received model is measured on at most."""
@@ -18,66 +20,75 @@ MAX_EVALUATED = 1000
 
 @dataclass(frozen=True)
 class BoardData:
-    """What the board trains on, and what it measures a received model on."""
+    """What the board trains on, and what it measures a received model on, as a model takes it."""
 
     train: Dataset
     evaluation: Dataset
 
-    def labelled(self, class_names: Sequence[str]) -> BoardData:
-        return BoardData(labelled(self.train, class_names), labelled(self.evaluation, class_names))
 
-    def fitted(self, graph: Graph) -> BoardData:
-        return BoardData(fitted(self.train, graph), fitted(self.evaluation, graph))
+class BoardSource(Protocol):
+    """Where the board's samples come from. They are read when a model says in which form it takes them."""
+
+    @property
+    def samples(self) -> int:
+        """How many there are, as far as that is known without reading them."""
+        ...
+
+    def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
+        """The samples in the model's form and under its labels; DataError says why that cannot be."""
+        ...
 
 
-def load_board_data(data: str, test_data: str | None, size: Size | None) -> BoardData:
-    """The data sets that this board's command line names, by paths or as `package.module:Class`.
+class NamedData:
+    """The data that this board's command line names, by paths or as `package.module:Class`.
 
-    Without `test_data` a share of the training images stands in for it.
+    Without `test_data` a share of the training samples stands in for it. Samples of the classes in `skip` are
+    left out.
     """
-    train = load(data, "train", size)
-    if test_data is None:
-        return BoardData(train, _share(train))
-    split: Split = "test" if "test" in splits(test_data) else "train"
-    return BoardData(train, _share(load(test_data, split, size)))
+
+    def __init__(self, data: str, test_data: str | None = None, skip: Collection[str] = ()) -> None:
+        self._data, self._test_data, self._skip = data, test_data, frozenset(skip)
+        source = open_source(data)
+        self.samples = source.count("train") if isinstance(source, FormSource) else len(_own(source))
+        if self.samples < MIN_SAMPLES:
+            raise DataError(f"{data} has {self.samples} sample; training needs at least {MIN_SAMPLES}")
+
+    def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
+        train = self._fitted(self._data, "train", form, class_names)
+        if len(train) < MIN_SAMPLES:
+            raise DataError(
+                f"{self._data}: {len(train)} samples can be used, training needs at least {MIN_SAMPLES}"
+            )
+        if self._test_data is None:
+            return BoardData(train, _share(train))
+        test = self._fitted(self._test_data, "test", form, class_names)
+        return BoardData(train, _share(test))
+
+    def _fitted(self, data: str, split: Split, form: Form, class_names: Sequence[str]) -> Dataset:
+        source = open_source(data)
+        there: Split = split if split in source.splits() else "train"
+        found = load_form(source, data, there, form)
+        # The test data need not have the classes that are left out.
+        skip = self._skip if data == self._data else self._skip & set(found.class_names)
+        return labelled(without_classes(found, skip), class_names)
 
 
-def labelled(data: Dataset, class_names: Sequence[str]) -> Dataset:
-    """The same images under the model's labels, found by the classes' names.
+class HeldData:
+    """Data sets that are in memory already."""
 
-    Labels of files without class names (their classes are called "0", "1", ...) are the model's already.
-    A class without images need not be one of the model's.
-    """
-    label_of = {name: label for label, name in enumerate(class_names)}
-    held = [data.class_names[label] for label in np.unique(data.labels)]
-    unknown = [name for name in held if name not in label_of]
-    numbered = data.class_names == tuple(str(label) for label in range(len(data.class_names)))
-    if not unknown:
-        table = np.array([label_of.get(name, -1) for name in data.class_names], np.int64)
-        return Dataset(data.images, table[data.labels], tuple(class_names), data.skipped)
-    if not numbered:
-        raise DataError(
-            f"class {unknown[0]!r} is none of the model's {len(class_names)} classes "
-            f"({_few(class_names)}): rename its folder or take it out of this board's data"
+    def __init__(self, train: Dataset, evaluation: Dataset | None = None) -> None:
+        self._train, self._evaluation = train, train if evaluation is None else evaluation
+        self.samples = len(train)
+
+    def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
+        train, evaluation = (
+            labelled(fitted(data, form), class_names) for data in (self._train, self._evaluation)
         )
-    if (greatest := int(data.labels.max())) >= len(class_names):
-        raise DataError(
-            f"label {greatest} is none of the model's: its {len(class_names)} classes ({_few(class_names)}) "
-            f"end at {len(class_names) - 1}; number the labels as the model does"
-        )
-    return Dataset(data.images, data.labels, tuple(class_names), data.skipped)
+        return BoardData(train, evaluation)
 
 
-def fitted(data: Dataset, graph: Graph) -> Dataset:
-    """The images at the model's height and width; a model of another number of channels is refused."""
-    image = graph.input
-    channels = data.image_shape[2]
-    if channels != image.channels:
-        raise DataError(
-            f"this board's images have {channels} channels, the model takes {image.channels}: "
-            "give it images of that colour mode"
-        )
-    return resized(data, (image.height, image.width))
+def _own(source: DataSource) -> Dataset:
+    return source.load("train", None)
 
 
 def _share(data: Dataset) -> Dataset:
@@ -85,8 +96,3 @@ def _share(data: Dataset) -> Dataset:
     if len(data) <= MAX_EVALUATED:
         return data
     return data.subset(np.sort(np.random.default_rng(0).permutation(len(data))[:MAX_EVALUATED]))
-
-
-def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5])
-    return f"{shown}, ..." if len(names) > 5 else shown

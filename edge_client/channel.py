@@ -31,6 +31,7 @@ class Federation(Protocol):
     Listen: grpc.aio.UnaryStreamMultiCallable[pb.ListenRequest, pb.Event]
     Download: grpc.aio.UnaryStreamMultiCallable[pb.DownloadRequest, pb.Chunk]
     GetUpload: grpc.aio.UnaryUnaryMultiCallable[pb.GetUploadRequest, pb.UploadStatus]
+    Ready: grpc.aio.UnaryUnaryMultiCallable[pb.ReadyRequest, pb.ReadyResponse]
     Decline: grpc.aio.UnaryUnaryMultiCallable[pb.DeclineRequest, pb.DeclineResponse]
     Upload: grpc.aio.StreamUnaryMultiCallable[pb.UploadRequest, pb.Receipt]
     GetModel: grpc.aio.UnaryUnaryMultiCallable[pb.GetModelRequest, pb.ModelOffer]

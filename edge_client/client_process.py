@@ -19,18 +19,17 @@ from typing import Any, NoReturn
 
 from fedmpq import kernels
 from fedmpq.edge_client.backoff import Backoff
-from fedmpq.edge_client.board_data import BoardData, load_board_data
+from fedmpq.edge_client.board_data import NamedData
 from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, make_endpoint, read_keys
 from fedmpq.edge_client.disk_space import full_words, is_full
 from fedmpq.edge_client.fetch_model import fetch_model
 from fedmpq.edge_client.identity import FILE_NAME, checked_name
 from fedmpq.edge_client.limits import Limits
 from fedmpq.edge_client.refusals import last_words
-from fedmpq.edge_client.round_work import THREAD_NAME
+from fedmpq.edge_client.round_work import READER_NAME, THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Patience
-from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.system.logs import log_sentences, with_facts
 from fedmpq.system.machine import available_cores
 from fedmpq.system.memory import give_memory, memory_given, size_text
@@ -108,8 +107,8 @@ def _board(arguments: argparse.Namespace, name: str) -> Board:
     engine = make_engine(arguments.engine, arguments.threads)
     threads = arguments.threads or available_cores()
     text = "torch" if arguments.engine == "torch" else f"{arguments.engine} ({kernels.isa()})"
-    data = load_board_data(arguments.data, arguments.test_data, arguments.size)
-    _tell_data(arguments.data, data)
+    data = NamedData(arguments.data, arguments.test_data, arguments.skip_class)
+    log.info("%s: %d samples", arguments.data, data.samples)
     log.info(
         "engine %s on %d threads, budget %g bits per weight",
         *(text, threads, arguments.budget),
@@ -121,22 +120,6 @@ def _board(arguments: argparse.Namespace, name: str) -> Board:
         extra=with_facts({"max_memory": memory_given(), "max_seconds": arguments.max_seconds}),
     )
     return Board(name, arguments.budget, data, engine, text, threads, Limits(arguments.max_seconds))
-
-
-def _tell_data(source: str, data: BoardData) -> None:
-    train = data.train
-    if len(train) < MIN_SAMPLES:
-        raise ClientError(f"{source} has {len(train)} image; training needs at least {MIN_SAMPLES}")
-    if train.skipped:
-        where, reason = train.skipped[0]
-        log.warning("%d images are left out, such as %s: %s", len(train.skipped), where, reason)
-    log.info(
-        "%s: %d images of %dx%dx%d in %d classes",
-        source,
-        len(train),
-        *train.image_shape,
-        len(train.class_names),
-    )
 
 
 def _endpoint(arguments: argparse.Namespace) -> Endpoint:
@@ -230,7 +213,7 @@ async def _until_stopped(session: Session) -> int:
 
 def _leave(code: int) -> int:
     """Ends at once if a batch is still being trained: the interpreter would wait for its kernels."""
-    if any(thread.name == THREAD_NAME for thread in threading.enumerate()):
+    if any(thread.name in (THREAD_NAME, READER_NAME) for thread in threading.enumerate()):
         logging.shutdown()
         os._exit(code)
     return code

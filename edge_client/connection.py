@@ -151,6 +151,10 @@ class Connection:
                     self.renew()
             await pause(retry, f"{what} broke off ({cause})")
 
+    def says_samples(self, samples: int) -> None:
+        """From the next stream on this client introduces itself with so many samples."""
+        self._hello.samples = samples
+
     def renew(self) -> None:
         """Opens a new stream in the place of the one there is."""
         if self._listening is not None:

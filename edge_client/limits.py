@@ -7,7 +7,6 @@ pace shows that it will not be done is given up.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 
@@ -59,14 +58,11 @@ class Limits:
 
     def _check_memory(self, graph: Graph, plan: TrainingPlan, needs: Needs, data: BoardData) -> None:
         held = data.train.images.nbytes + data.evaluation.images.nbytes
-        resized = 0
-        if data.train.image_shape[:2] != graph.input.shape[1:]:
-            resized = math.prod(graph.input.shape) * (len(data.train) + len(data.evaluation))
-        memory, given = PROCESS_BYTES + held + resized + needs.memory, memory_given()
+        memory, given = PROCESS_BYTES + held + needs.memory, memory_given()
         if memory > given:
             raise CannotTakePart(
                 f"{graph.name!r} with a batch of {min(plan.batch_size, len(data.train))} needs about "
-                f"{size_text(memory)} of memory here, {size_text(resized + held)} of it for images, and this "
+                f"{size_text(memory)} of memory here, {size_text(held)} of it for images, and this "
                 f"board gives {size_text(given)}: lower batch_size, or start the board with a higher "
                 "--max-memory"
             )

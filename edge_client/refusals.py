@@ -60,10 +60,14 @@ class Refusals:
         await self._decline(*self._given_up)
         return True
 
-    def wait_for_space(self, key: RoundKey) -> None:
-        """What this round writes did not fit on the disk: others may have the place until it does."""
+    def wait_for_space(self, key: RoundKey | None) -> None:
+        """What this round writes, or a run before its rounds (None), did not fit on the disk: others may have
+        the place until it does."""
         reason = full_words(self._folder, self.needed_bytes)
-        log.error("round %d: cannot be done now: %s", key.round, reason, extra=_facts(key))
+        if key is None:
+            log.error("the run cannot be taken up now: %s", reason)
+        else:
+            log.error("round %d: cannot be done now: %s", key.round, reason, extra=_facts(key))
         if self._waiting is None or self._waiting.done():
             self._waiting = asyncio.create_task(self._come_back(key, reason))
 
@@ -71,7 +75,7 @@ class Refusals:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    async def _come_back(self, key: RoundKey, reason: str) -> None:
+    async def _come_back(self, key: RoundKey | None, reason: str) -> None:
         """It is no part of the round, which may be over long before there is space."""
         with suppress(grpc.aio.AioRpcError):
             await self._decline(key, reason)
@@ -79,10 +83,11 @@ class Refusals:
         log.info("there is space in %s again", self._folder)
         self._connection.renew()
 
-    async def _decline(self, key: RoundKey, reason: str) -> None:
-        request = pb.DeclineRequest(
-            run_id=key.run_id, round=key.round, phase=phase_to_message(key.phase), reason=reason
-        )
+    async def _decline(self, key: RoundKey | None, reason: str) -> None:
+        request = pb.DeclineRequest(reason=reason)
+        if key is not None:
+            request.run_id, request.round = key.run_id, key.round
+            request.phase = phase_to_message(key.phase)
         attempt = partial(decline, request=request, patience=self._patience)
         await self._connection.persist("the refusal", attempt)
 

@@ -33,7 +33,7 @@ from fedmpq.training.local_round import run_local_round
 T = TypeVar("T")
 Heard = Callable[[int, EpochResult], None]
 
-THREAD_NAME = "fedmpq-training"
+THREAD_NAME, READER_NAME = "fedmpq-training", "fedmpq-reading"
 EVALUATION_BATCH = 32
 """Small: activations of the integer forward are 4 bytes each."""
 
@@ -124,7 +124,7 @@ def make_calibration(
     return encode_calibration(graph, run_id, found)
 
 
-async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:
+async def in_thread(work: Callable[[], T], stop: threading.Event, name: str = THREAD_NAME) -> T:
     """Runs `work` in a thread. Cancelled, it sets `stop` and waits for the end; cancelled again, it does not.
 
     The process does not wait for the thread when it ends: a batch on a slow board may take too long.
@@ -143,7 +143,7 @@ async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:
         else:
             _tell(loop, outcome.set_result, result)
 
-    thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     try:
         return await asyncio.shield(outcome)

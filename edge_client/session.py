@@ -12,7 +12,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ import grpc.aio
 
 from fedmpq.data.dataset import DataError
 from fedmpq.edge_client.backoff import Backoff
-from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.board_data import BoardData, BoardSource
 from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.chunk_length import ChunkLength
 from fedmpq.edge_client.connection import Connection, said
@@ -38,9 +38,10 @@ from fedmpq.edge_client.round_work import (
     make_calibration,
     make_update,
 )
+from fedmpq.edge_client.run_data import RunData, Runs
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Delivery, Patience, download, have, received
-from fedmpq.exchange.messages import Assignment, Evaluation, PlanError
+from fedmpq.exchange.messages import Assignment, Evaluation, PlanError, TrainingPlan
 from fedmpq.exchange.wire import (
     WireError,
     decode_model,
@@ -70,7 +71,7 @@ class Board:
 
     name: str
     budget: float
-    data: BoardData
+    data: BoardSource
     engine: Engine
     engine_text: str
     """For the operator's table, such as "native (avx2)"."""
@@ -90,16 +91,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A run, and this board's data as its model wants it."""
-
-    description: pb.RunDescription
-    data: BoardData
-    problem: DataError | None = None
-    """Why this board's data do not fit the model."""
-
-
-@dataclass(frozen=True)
 class _Job:
     """The current round."""
 
@@ -116,7 +107,6 @@ class Session:
         self._board = board
         self._settings = settings
         self._chunks = ChunkLength()
-        self._runs: dict[str, _Run] = {}
         self._job: _Job | None = None
         self._sent: Pending | None = None
         # A round that was called off holds the engine until its batch has ended.
@@ -127,6 +117,7 @@ class Session:
         self._connection = await self._enrolled()
         retry, patience = self._settings.retry, self._settings.patience
         self._refusals = Refusals(self._connection, self._state.folder, retry, patience)
+        self._runs = Runs(self, self._board.data, self._connection, patience, self._fail)
         listener = asyncio.create_task(self._connection.keep_listening(self._hear))
         try:
             await asyncio.wait({listener, self._over}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,6 +125,7 @@ class Session:
             listener.cancel()
             await asyncio.wait({listener})
             await self._drop_job()
+            await self._runs.end()
             self._refusals.end()
             self._over.cancel()
         if not listener.cancelled():
@@ -146,8 +138,13 @@ class Session:
         request = pb.EnrollRequest(token=settings.token, name=board.name, budget=board.budget, version=own)
         patience = settings.patience.chunk
         identity = await enrol_on_full_disk(self._endpoint, request, state, settings.retry, patience)
-        samples = len(board.data.train)
-        hello = pb.ListenRequest(budget=board.budget, samples=samples, version=own, engine=board.engine_text)
+        hello = pb.ListenRequest(
+            budget=board.budget,
+            samples=board.data.samples,
+            version=own,
+            engine=board.engine_text,
+            answers=True,
+        )
         return Connection(self._endpoint, identity, state.identity, hello, settings.retry, patience)
 
     # Events
@@ -157,7 +154,7 @@ class Session:
         if kind == "welcome":
             self._welcome(event.welcome)
         elif kind == "run":
-            self._describe(event.run)
+            self._runs.describe(event.run)
         elif kind == "assignment":
             await self._assign(event.assignment)
         elif kind == "cancelled":
@@ -172,17 +169,6 @@ class Session:
             key = waiting.key
             log.info("round %d: its %s was not delivered yet", key.round, _answer(key), extra=_facts(key))
             self._start(key, self._deliver(waiting, resumed=True))
-
-    def _describe(self, run: pb.RunDescription) -> None:
-        known = self._runs.get(run.run_id)
-        if known is None or known.description != run:
-            log.info(
-                "run %s (%s): %d rounds, %d classes", run.run_id, run.name, run.rounds, len(run.class_names)
-            )
-            try:
-                self._runs[run.run_id] = _Run(run, self._board.data.labelled(run.class_names))
-            except DataError as error:
-                self._runs[run.run_id] = _Run(run, self._board.data, error)
 
     async def _assign(self, assignment: pb.Assignment) -> None:
         try:
@@ -220,7 +206,7 @@ class Session:
         if self._job is not None and self._job.key.run_id == ended.run_id:
             await self._drop_job()
             self._state.outbox.clear()
-        self._runs.pop(ended.run_id, None)
+        self._runs.forget(ended.run_id)
         if self._settings.exit_when_done and not self._over.done():
             self._over.set_result(None)
 
@@ -252,11 +238,15 @@ class Session:
         except grpc.aio.AioRpcError as error:
             log.error("round %d: left, the server said: %s", key.round, said(error), extra=_facts(key))
         except Exception as error:
-            if not self._over.done():
-                self._over.set_exception(error)
+            self._fail(error)
         finally:
             if self._job is not None and self._job.task is asyncio.current_task():
                 self._job = None
+
+    def _fail(self, error: BaseException) -> None:
+        """The session ends with this error."""
+        if not self._over.done():
+            self._over.set_exception(error)
 
     async def _take_part(self, key: RoundKey, assignment: pb.Assignment) -> None:
         if await self._refusals.refuse_again(key):
@@ -268,9 +258,8 @@ class Session:
         self._state.outbox.clear()
         if self._sent is not None and self._sent.key == key and await self._was_received(self._sent):
             return
-        if key.run_id not in self._runs:
-            raise WireError(f"its run {key.run_id!r} was not described")
-        await self._deliver(await self._work(key, assignment), resumed=False)
+        run = await self._runs.of(key.run_id)
+        await self._deliver(await self._work(key, assignment, run), resumed=False)
 
     async def _was_received(self, sent: Pending) -> bool:
         """An assignment repeated while its update was on the way is no reason to train again."""
@@ -278,17 +267,12 @@ class Session:
         status = await self._connection.persist("the question for the receipt", attempt)
         return status.HasField("receipt")
 
-    async def _work(self, key: RoundKey, assignment: pb.Assignment) -> Pending:
-        run = self._runs[key.run_id]
-        if run.problem is not None:
-            raise run.problem
-        graph = await self._graph(run.description)
+    async def _work(self, key: RoundKey, assignment: pb.Assignment, run: RunData) -> Pending:
+        graph, data = run.graph, run.data
         self._check(graph, assignment, run.description)
         # The model and its update.
         self._refusals.needed_bytes = 2 * assignment.payload_bytes
-        self._check_needs(graph, key, assignment, run.data)
-        data = await in_thread(partial(run.data.fitted, graph), threading.Event())
-        self._runs[key.run_id] = replace(run, data=data)
+        self._check_needs(graph, key, assignment, data)
         path = await self._payload(assignment.payload, assignment.payload_bytes, self._state.downloads)
         order = _order(graph, assignment, path.read_bytes())
         async with self._engine_free:
@@ -347,7 +331,18 @@ class Session:
         if average > budget:
             log.warning("round %d: %.2f bits per weight exceed the budget of %g", number, average, budget)
 
-    async def _graph(self, run: pb.RunDescription) -> Graph:
+    # For the preparation of a run
+
+    def check_plan(self, graph: Graph, plan: TrainingPlan, data: BoardData) -> None:
+        board = self._board
+        board.limits.check(
+            graph, plan, "training", data, evaluated=0, batch=EVALUATION_BATCH, threads=board.threads
+        )
+
+    def wait_for_space(self) -> None:
+        self._refusals.wait_for_space(None)
+
+    async def graph(self, run: pb.RunDescription) -> Graph:
         if not 0 < run.graph_bytes <= MAX_GRAPH_BYTES:
             raise GraphError(f"the graph is {run.graph_bytes} bytes long, at most {MAX_GRAPH_BYTES} can be")
         self._refusals.needed_bytes = run.graph_bytes

@@ -160,6 +160,19 @@ async def decline(
             raise
 
 
+async def ready(
+    stub: Federation, metadata: Metadata, retry: Backoff, request: pb.ReadyRequest, patience: Patience
+) -> bool:
+    """Tells the server that this client has its data for a run; whether it is a server that wants to know."""
+    try:
+        await within(patience.chunk, stub.Ready(request, metadata=metadata), "the answer")
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        return False
+    return True
+
+
 # Upload
 
 

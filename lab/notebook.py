@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,9 @@ from rich.console import Console
 
 from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import Dataset
-from fedmpq.data.in_memory import Indexed, from_arrays, from_pairs
+from fedmpq.data.in_memory import Indexed, from_arrays, from_items, from_pairs
 from fedmpq.data.named import TEST_SHARE
+from fedmpq.data.samples import Samples
 from fedmpq.data.stratified import stratified_split
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
@@ -35,7 +36,7 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 def simulate(
     model: str | nn.Module,
-    data: str | Path | DataSource | Dataset | Indexed | tuple[Any, Any],
+    data: str | Path | DataSource | Dataset | Indexed | Iterable[Any] | tuple[Any, Any],
     *,
     budgets: Sequence[float] | None = None,
     rounds: int | None = None,
@@ -50,8 +51,8 @@ def simulate(
     """Train one model over simulated clients, one for each of `budgets`, and give the run.
 
     `model` is a `torch.nn.Module`, a name of the zoo or "package.module:function". `data` is a name or path
-    as `fedmpq simulate --data` takes it, a `DataSource`, a `Dataset`, a torch data set of (image, label)
-    pairs, arrays `(images, labels)`, or a pair of two of these: training and test. Without test images a
+    as `fedmpq simulate --data` takes it, a `DataSource`, a `Dataset`, a torch data set of (sample, label)
+    pairs, arrays `(samples, labels)`, or a pair of two of these: training and test. Without test images a
     tenth is kept for it. `method` is a name, or a class of your own (see `fedmpq.QuantizedMethod`). `folder`
     keeps the run; without one it is gone when the program ends. Other settings are those of `fedmpq
     simulate`, such as `epochs=2`.
@@ -106,25 +107,28 @@ def _loaded(data: object, experiment: Experiment) -> tuple[Dataset, Dataset]:
     if isinstance(data, DataSource):
         return simulation.load_data(experiment, data)
     if isinstance(data, tuple) and len(data) == 2 and not _is_images(data[0]):
-        train, test = (_dataset(part) for part in data)
-        return train, replace(test, class_names=train.class_names)
-    return stratified_split(_dataset(data), TEST_SHARE, experiment.seed)
+        train, test = (_samples(part) for part in data)
+        return simulation.coded_data(experiment, train, replace(test, class_names=train.class_names))
+    pair = stratified_split(_samples(data), TEST_SHARE, experiment.seed)
+    return simulation.coded_data(experiment, *pair)
 
 
 def _is_images(value: object) -> bool:
-    return getattr(value, "ndim", 0) in (3, 4) and hasattr(value, "dtype")
+    return getattr(value, "ndim", 0) in (2, 3, 4) and hasattr(value, "dtype")
 
 
-def _dataset(data: object) -> Dataset:
+def _samples(data: object) -> Samples:
     if isinstance(data, Dataset):
-        return data
+        return Samples(IN_MEMORY, data.images, data.labels, data.class_names, data.skipped)
     if isinstance(data, tuple) and len(data) == 2:
         return from_arrays(data[0], data[1])
     if isinstance(data, Indexed):
         return from_pairs(data)
+    if isinstance(data, Iterable):
+        return from_items(data)
     raise ExperimentError(
-        f"data is a {type(data).__name__}; give a path, a Dataset, arrays (images, labels), or an object "
-        "that gives (image, label) by index"
+        f"data is a {type(data).__name__}; give a path, a Dataset, arrays (samples, labels), or an object "
+        "that gives (sample, label) by index or one after the other"
     )
 
 

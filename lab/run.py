@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.data.named import load_named
+from fedmpq.data.value_range import BOARDS
 from fedmpq.export.card import run_facts
 from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import Experiment
@@ -133,6 +133,7 @@ def _of_simulation(path: Path, own: MakesMethod | None) -> Run:
 
 def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
     from fedmpq.server.run_config import load_test_data
+    from fedmpq.server.run_images import form_of
     from fedmpq.server.stored_run import read_stored_run
 
     stored = read_stored_run(state, name, blobs)
@@ -145,15 +146,17 @@ def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
         client_names=stored.client_names,
         read_history=lambda: stored.history,
         method=stored.method,
-        test_data=lambda: load_test_data(stored.config),
+        test_data=lambda: load_test_data(stored.config, form_of(stored.graph), stored.run.class_names),
         test_source=str(stored.config.test_data),
     )
 
 
 def _test_images(experiment: Experiment) -> Dataset:
-    _, test = load_named(
-        experiment.data, train_limit=1, test_limit=experiment.test_limit, size=experiment.size
-    )
+    from fedmpq.lab.simulation import load_data
+
+    # What all clients agree on takes all training samples to know.
+    whole = experiment.data_range == BOARDS
+    _, test = load_data(experiment if whole else replace(experiment, train_limit=1))
     return test
 
 

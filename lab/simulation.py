@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.data_source import DataSource
-from fedmpq.data.dataset import Dataset
-from fedmpq.data.named import load_named
+from fedmpq.data.dataset import Dataset, resized
+from fedmpq.data.named import load_measured
+from fedmpq.data.samples import Samples
+from fedmpq.data.value_range import BOARDS, agreed_range, parse_range
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.first_model import make_graph, seeded_module
@@ -174,15 +176,30 @@ def _run(
 
 def load_data(experiment: Experiment, source: DataSource | None = None) -> tuple[Dataset, Dataset]:
     """The images an experiment trains on, and those it is tested on: of `data`, unless of a source."""
-    return load_named(
+    measured = load_measured(
         experiment.data if source is None else source,
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,
         size=experiment.size,
     )
+    return coded_data(experiment, *measured)
 
 
-def _parts(experiment: Experiment, train: Dataset) -> tuple[NDArray[np.int64], ...]:
+def coded_data(experiment: Experiment, train: Samples, test: Samples) -> tuple[Dataset, Dataset]:
+    """Both as 8-bit codes of the range that the experiment gives, or that its clients agree on by theirs."""
+    value_range = None
+    if experiment.data_range is not None and not train.is_coded:
+        if experiment.data_range == BOARDS:
+            parts = [train.subset(part).bounds() for part in _parts(experiment, train)]
+            value_range = agreed_range([part for part in parts if part is not None])
+        else:
+            value_range = parse_range(experiment.data_range)
+    coded = (each.coded(value_range) for each in (train, test))
+    first, second = (resized(each, experiment.size) for each in coded)
+    return first, second
+
+
+def _parts(experiment: Experiment, train: Dataset | Samples) -> tuple[NDArray[np.int64], ...]:
     return tuple(
         dirichlet_partition(
             train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES

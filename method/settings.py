@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedmpq.data.dataset import DataError
+from fedmpq.data.value_range import BOARDS, parse_range
 from fedmpq.exchange.float_messages import Compression
 from fedmpq.exchange.messages import PlanError, TrainingPlan
 from fedmpq.method.float_method import FloatRecipe
@@ -54,6 +56,13 @@ class MethodSettings:
     model: str = setting("resnet20", WHAT, f"{', '.join(zoo.names())}, or your own as MODULE:FUNCTION")
     weights: str | None = setting(
         None, WHAT, "start from a torch state dict (.pt) or from the folder of an earlier run", metavar="FILE"
+    )
+    data_range: str | None = setting(
+        None,
+        WHAT,
+        "measured values that 8-bit codes stand for: LOW..HIGH, with commas one for each channel; or boards: "
+        "what all clients agree on",
+        metavar="RANGE",
     )
     method: str = setting(
         "fedmpq", WHAT, f"{', '.join(METHODS)}, or a class of your own as MODULE:CLASS", metavar="METHOD"
@@ -123,6 +132,7 @@ class MethodSettings:
             if getattr(self, name) > _MAX_FLOAT32:
                 raise self.error(f"{name} = {getattr(self, name)} is beyond single precision")
         self._check_words()
+        self._check_data_range()
         self._check_at_least_one("rounds", "evaluate_every")
         if not 0 <= self.warmup < self.rounds:
             raise self.error(
@@ -141,6 +151,13 @@ class MethodSettings:
             self.plan()
         except PlanError as error:
             raise self.error(str(error)) from None
+
+    def _check_data_range(self) -> None:
+        if self.data_range not in (None, BOARDS):
+            try:
+                parse_range(str(self.data_range))
+            except DataError as error:
+                raise self.error(f"data_range: {error}") from None
 
     def _check_words(self) -> None:
         # One of its own is a class, named as "package.module:Class"; it is loaded when a run begins.

@@ -35,9 +35,9 @@ class ActiveRun:
         self.run = run
         self.blobs = blobs
         self.config: RunConfig = make_config(run.config)
-        self.images = RunImages(self.config)
         self.graph_bytes = blobs.read(run.graph)
         self.graph = Graph.from_bytes(self.graph_bytes)
+        self.images = RunImages(self.config, self.graph, run.class_names)
         self.method = served_method(self.config, self.graph)
         self.accuracy: float | None = None
         """What the server last measured of a model that it handed out; None: it has measured none."""

@@ -53,9 +53,16 @@ class Bell:
 class Connection:
     """One client's open stream: events go in here and come out in the Listen call."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(
+        self, client: Client, answers: bool = False, steady: Callable[[], float] = time.monotonic
+    ) -> None:
         self.client = client
-        """As it described itself when it opened the stream."""
+        """As it described itself when it opened the stream, or was Ready since."""
+        self.answers = answers
+        """Whether it says that it is ready for a run before it can be chosen."""
+        self.ready_for: str | None = None
+        """The run that it has said this of."""
+        self._steady, self._since = steady, steady()
         self.described: str | None = None
         """The run this stream has described to the client."""
         self.declined = ""
@@ -66,6 +73,11 @@ class Connection:
         self._idle.set()
         self.closed: Closing | None = None
         """Why the stream ends; None while it is open."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the stream was opened."""
+        return self._steady() - self._since
 
     def send(self, event: federation_pb2.Event) -> None:
         if len(self._events) >= MAX_WAITING_EVENTS:
@@ -107,7 +119,7 @@ class Connections:
         """When those who are not here went away."""
         self.changed = Bell()
 
-    def connect(self, client: Client) -> Connection:
+    def connect(self, client: Client, answers: bool = False) -> Connection:
         """A stream for the client; an older one of the same client ends."""
         old = self._connections.get(client.client_id)
         if old is None and len(self._connections) >= self._max_clients:
@@ -117,7 +129,8 @@ class Connections:
         elif client.client_id not in self._left or self.away(client.client_id) >= LONG_AWAY_SECONDS:
             self._returned = self._steady()
         self._left.pop(client.client_id, None)
-        connection = self._connections[client.client_id] = Connection(client)
+        connection = Connection(client, answers, self._steady)
+        self._connections[client.client_id] = connection
         self.changed.ring()
         return connection
 
@@ -150,6 +163,9 @@ class Connections:
     def connected(self) -> list[Client]:
         """Sorted by name, the order in which clients are numbered."""
         return sorted((c.client for c in self._connections.values()), key=lambda client: client.name)
+
+    def open(self) -> list[Connection]:
+        return list(self._connections.values())
 
     def __len__(self) -> int:
         return len(self._connections)

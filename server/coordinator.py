@@ -22,6 +22,7 @@ from fedmpq.server.exports import Exports
 from fedmpq.server.farewells import Farewells
 from fedmpq.server.final_exports import FinalExports
 from fedmpq.server.going_on import GoingOn, tell_held
+from fedmpq.server.readiness import describe
 from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopped, Tally
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
@@ -268,6 +269,8 @@ class Coordinator:
 
     def greet(self, connection: Connection) -> None:
         """What a client that has just connected must know: its unfinished work, or that the run is over."""
+        if self.active is not None and connection.answers:
+            describe(connection, self.active)
         if self.round is not None:
             self.round.greet(connection)
         elif self.active is None:
@@ -311,6 +314,7 @@ class Coordinator:
         """The client cannot take part in that round, or whichever is open, nor in others on this stream."""
         if (connection := self.connections.get(client_id)) is not None:
             connection.declined = reason
+            self.connections.changed.ring()
         current = self.round
         if current is None:
             return

@@ -17,8 +17,11 @@ class Farewells:
         self._untold: dict[str, pb.Event] = {}
 
     def owe(self, client_ids: Iterable[str], event: pb.Event) -> None:
-        """These are to hear of it; whoever was to hear of an earlier run no longer is."""
-        self._untold = dict.fromkeys(client_ids, event)
+        """These are to hear of it, and who was told of the run and did not get into it; whoever was to hear
+        of an earlier run no longer is."""
+        run_id = event.run_ended.run_id
+        told = [each.client.client_id for each in self._connections.open() if each.described == run_id]
+        self._untold = dict.fromkeys([*client_ids, *told], event)
 
     def tell(self, connection: Connection) -> None:
         """Nothing if the client has heard it, or was not in the run."""

@@ -23,6 +23,7 @@ from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
 from fedmpq.server.exports import ExportFailed
+from fedmpq.server.readiness import mark_ready
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
 from fedmpq.server.store.records import Client, RoundAddress
 from fedmpq.server.transfer_queue import Transfer, TransferQueue
@@ -73,7 +74,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         async with answering(context):
             client = await self._described(await authenticate(context, self._store), request, context)
             try:
-                connection = self._coordinator.connections.connect(client)
+                connection = self._coordinator.connections.connect(client, request.answers)
             except TooManyConnections as error:
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: retry later")
             try:
@@ -89,10 +90,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         """The client with what it says of itself now."""
         if (fault := budget_fault(request.budget)) is not None:
             await refuse_argument(context, fault)
-        if not MIN_SAMPLES <= request.samples <= MAX_SAMPLES:
-            await refuse_argument(
-                context, f"a client trains on {MIN_SAMPLES} samples or more, not on {request.samples}"
-            )
+        await _check_samples(request.samples, context)
         said = (request.budget, request.samples, _words(request.version), _words(request.engine))
         return await asyncio.to_thread(self._store.describe_client, client.client_id, *said, time.time())
 
@@ -203,7 +201,18 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 card=file.card,
             )
 
-    # Decline
+    # Ready and Decline
+
+    async def Ready(self, request: pb.ReadyRequest, context: Context) -> pb.ReadyResponse:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            await _check_samples(request.samples, context)
+            said = client.budget, request.samples, client.version, client.engine
+            client = await asyncio.to_thread(
+                self._store.describe_client, client.client_id, *said, time.time()
+            )
+            mark_ready(self._coordinator.connections, client, request.run_id)
+            return pb.ReadyResponse()
 
     async def Decline(self, request: pb.DeclineRequest, context: Context) -> pb.DeclineResponse:
         async with answering(context):
@@ -227,6 +236,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         async with answering(context):
             client = await authenticate(context, self._store)
             return await self._uploads.receive(client, context)
+
+
+async def _check_samples(samples: int, context: Context) -> None:
+    if not MIN_SAMPLES <= samples <= MAX_SAMPLES:
+        await refuse_argument(context, f"a client trains on {MIN_SAMPLES} samples or more, not on {samples}")
 
 
 def _words(text: str, most: int = _MAX_WORDS) -> str:

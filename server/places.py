@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun
 from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.connections import Connections
+from fedmpq.server.readiness import is_ready, prepares
 from fedmpq.server.resources import Resources
 from fedmpq.server.store.records import LEFT, Client, OpenedRound
 
@@ -49,16 +50,10 @@ async def selectable(resources: Resources, active: ActiveRun) -> list[Client]:
     if not connected:
         return []
     allowed = await unrevoked(resources, [client.client_id for client in connected])
-    able = [client for client in connected if not _declined(resources, client.client_id)]
+    able = [client for client in connected if is_ready(resources.connections.get(client.client_id), active)]
     # A limit may have been set since the client connected.
     limited = [replace(one, limits=allowed[one.client_id]) for one in able if one.client_id in allowed]
     return [client for client in limited if active.may_train(client)]
-
-
-def _declined(resources: Resources, client_id: str) -> bool:
-    """Whether a connected client has said that it cannot take part."""
-    connection = resources.connections.get(client_id)
-    return connection is not None and bool(connection.declined)
 
 
 async def unrevoked(resources: Resources, client_ids: Iterable[str]) -> dict[str, ClaimLimits]:
@@ -95,7 +90,13 @@ async def may_begin(resources: Resources, active: ActiveRun, ready: list[Client]
     config = active.config
     if len(ready) >= config.least_clients:
         return True
-    if config.min_clients is not None or not ready or not active.members:
+    if config.min_clients is not None or not ready:
+        return False
+    # Those who have said that they cannot take part are not waited for.
+    unable = sum(bool(each.declined) for each in resources.connections.open())
+    if len(ready) + unable >= config.least_clients:
+        return True
+    if not active.members:
         return False
     if resources.connections.quiet < min(RETURN_SECONDS, config.away_seconds):
         return False
@@ -108,12 +109,15 @@ def _taken(active: ActiveRun, stored: OpenedRound) -> set[str]:
 
 
 async def _expects(resources: Resources, active: ActiveRun, but: set[str], grace: float) -> bool:
-    """Whether clients of the run are not connected but may be soon."""
-    away = [
+    """Whether clients of the run are not connected or not ready but may be soon."""
+
+    def may_come(client_id: str) -> bool:
+        connections = resources.connections
+        return 0 < connections.away(client_id) < grace or prepares(connections.get(client_id), active, grace)
+
+    awaited = [
         member.client_id
         for member in active.members.values()
-        if member.client_id not in but
-        and member.strikes < MAX_STRIKES
-        and 0 < resources.connections.away(member.client_id) < grace
+        if member.client_id not in but and member.strikes < MAX_STRIKES and may_come(member.client_id)
     ]
-    return bool(await unrevoked(resources, away))
+    return bool(await unrevoked(resources, awaited))

@@ -19,6 +19,7 @@ def run_described(active: ActiveRun) -> pb.Event:
             graph_bytes=len(active.graph_bytes),
             class_names=active.run.class_names,
             rounds=active.config.rounds,
+            plan=plan_to_message(active.method.recipe.plan_of(active.next_round)),
         )
     )
 

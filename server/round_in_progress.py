@@ -17,8 +17,9 @@ from typing import Any
 from fedmpq.exchange.wire import digest
 from fedmpq.server.connections import Connection
 from fedmpq.server.merge_failures import NOT_THE_ANSWERS, merge_failure
+from fedmpq.server.readiness import describe
 from fedmpq.server.resources import Resources
-from fedmpq.server.round_events import run_described, work_assigned, work_cancelled
+from fedmpq.server.round_events import work_assigned, work_cancelled
 from fedmpq.server.round_time import RoundTime
 from fedmpq.server.round_work import Merged, RoundWork, Seating
 from fedmpq.server.store.errors import UpdateRefused
@@ -86,9 +87,7 @@ class RoundInProgress:
             self._send_work(connection, seat)
 
     def _send_work(self, connection: Connection, seat: Seat) -> None:
-        if connection.described != self.active.run.run_id:
-            connection.send(run_described(self.active))
-            connection.described = self.active.run.run_id
+        describe(connection, self.active)
         left = self.time.left
         connection.send(work_assigned(self.work, seat, 0.0 if left is None else max(0.001, left)))
 

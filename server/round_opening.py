@@ -8,6 +8,7 @@ from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.collecting import LOOK_SECONDS
 from fedmpq.server.learned_deadline import slowest_answers
 from fedmpq.server.places import may_begin, selectable
+from fedmpq.server.readiness import describe_to_all
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_work import CalibrationWork, Seating, TrainingWork, work_of
@@ -97,6 +98,7 @@ async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Clien
     while True:
         seen = resources.connections.changed.count
         resources.check_run(active.run)
+        describe_to_all(resources.connections, active)
         # Also while it is paused: clients that were revoked are shut out at once.
         ready = await selectable(resources, active)
         if active.run.state == "paused":
@@ -110,7 +112,7 @@ async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Clien
 
 def _too_few(active: ActiveRun, ready: int) -> str:
     config = active.config
-    words = f"{ready} of {config.least_clients} clients connected"
+    words = f"{ready} of {config.least_clients} clients ready"
     if active.members and config.min_clients is None and config.deadline_seconds != 0:
         words += f"; the run goes on without those who stay away for {config.away_seconds:g} s"
     return words

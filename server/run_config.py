@@ -12,8 +12,10 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedmpq.data.data_source import Split, load_form, load_split
 from fedmpq.data.dataset import MAX_CLASSES, Dataset
-from fedmpq.data.open_source import load, names_object, splits
+from fedmpq.data.fitting import Form, labelled, numbered
+from fedmpq.data.open_source import names_object, open_source
 from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
@@ -76,7 +78,8 @@ class RunConfig(MethodSettings):
     test_data: str | None = None
     """Measures accuracy after every round; without it clients measure on their own data."""
     image: tuple[int, ...] | None = None
-    """(height, width, channels); by default those of `test_data`, as the four that follow."""
+    """(height, width, channels) that the model takes; by default those of `test_data`, as the four that
+    follow. Images of another size or colour mode are brought to it, on the server as on boards."""
     classes: int | None = None
     class_names: tuple[str, ...] | None = None
     input_scale: float | None = None
@@ -202,6 +205,10 @@ class Images:
     format: ImageFormat
     class_names: tuple[str, ...]
 
+    @property
+    def form(self) -> Form:
+        return Form(self.format.height, self.format.width, self.format.channels)
+
 
 def read_config(path: Path) -> RunConfig:
     """The settings of a TOML file; paths in it start from its folder, and without a name it gives its own."""
@@ -252,25 +259,37 @@ def difference(old: RunConfig, new: RunConfig, but: Sequence[str] = ()) -> str |
     return None
 
 
-def load_test_data(config: RunConfig) -> Dataset | None:
-    return None if config.test_data is None else load(config.test_data, "test")
+def load_test_data(
+    config: RunConfig, form: Form | None = None, class_names: Sequence[str] = ()
+) -> Dataset | None:
+    """The run's test data as its model takes them; without a form as they are, or as `image` says.
+
+    They are whatever a board's data may be: what has no test split is all for testing.
+    """
+    if config.test_data is None:
+        return None
+    wanted = form
+    if form is None and config.image is not None:
+        height, width, channels = config.image
+        wanted = Form(height, width, channels)
+    test = _load(config.test_data, "test", wanted)
+    names = tuple(class_names) or config.class_names or ()
+    # Classes that the run knows by number alone are the test data's own.
+    return test if not names or numbered(names) else labelled(test, names)
 
 
-def load_calibration_data(config: RunConfig) -> Dataset | None:
+def load_calibration_data(config: RunConfig, form: Form) -> Dataset | None:
     """The images on which the server measures statistics: training images, or else what there is."""
     path = config.calibration_data
-    return None if path is None else load(path, "train" if "train" in splits(path) else "test")
+    return None if path is None else _load(path, "train", form)
 
 
-def check_calibration_data(config: RunConfig, images: Images) -> None:
-    """Refuse images that the model cannot read, before the run begins."""
-    found = load_calibration_data(config)
-    wanted = images.format.height, images.format.width, images.format.channels
-    if found is not None and found.image_shape != wanted:
-        raise ConfigError(
-            f"the images of calibration_data = {config.calibration_data} are {list(found.image_shape)}, "
-            f"the model's are {list(wanted)}"
-        )
+def _load(path: str, split: Split, form: Form | None) -> Dataset:
+    source = open_source(path)
+    there = split if split in source.splits() else source.splits()[0]
+    if form is None:
+        return load_split(source, path, there)
+    return load_form(source, path, there, form)
 
 
 def images_of(config: RunConfig, test: Dataset | None) -> Images:
@@ -300,10 +319,6 @@ def _class_names(config: RunConfig, test: Dataset | None) -> tuple[str, ...]:
 
 
 def _check_test_data(config: RunConfig, test: Dataset) -> None:
-    if config.image is not None and tuple(config.image) != test.image_shape:
-        raise ConfigError(
-            f"image = {list(config.image)}, but the images of {config.test_data} are {list(test.image_shape)}"
-        )
     classes = len(config.class_names) if config.class_names is not None else config.classes
     if classes is not None and int(test.labels.max()) >= classes:
         raise ConfigError(

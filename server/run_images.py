@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.data.fitting import Form
+from fedmpq.model.graph import Graph
 from fedmpq.server.run_config import RunConfig, load_calibration_data, load_test_data
 from fedmpq.system.logs import say
 
@@ -16,26 +19,49 @@ class RunImages:
     """Read once, when they are first asked for. Images that cannot be read are told of and done without: a
     round is worth more than its measurement."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, graph: Graph, class_names: Sequence[str]) -> None:
         self._config = config
+        self._form = form_of(graph)
+        self._class_names = class_names
         self._read: dict[str, Dataset] = {}
 
     def test(self) -> Dataset | None:
         """None: the run has none, or they cannot be read now."""
-        return self._images("test", load_test_data)
+        return self._images("test", partial(load_test_data, self._config, self._form, self._class_names))
 
     def calibration(self) -> Dataset | None:
         """None: the run has none, or they cannot be read now."""
-        return self._images("calibration", load_calibration_data)
+        return self._images("calibration", partial(load_calibration_data, self._config, self._form))
 
-    def _images(self, what: str, load: Callable[[RunConfig], Dataset | None]) -> Dataset | None:
+    def _images(self, what: str, load: Callable[[], Dataset | None]) -> Dataset | None:
         if what not in self._read:
             try:
-                found = load(self._config)
+                found = load()
             except DataError as error:
                 say(log, f"no {what} data", level=logging.ERROR, run=self._config.name, error=str(error))
                 return None
             if found is None:
                 return None
+            tell_skipped(what, self._config, found)
             self._read[what] = found
         return self._read[what]
+
+
+def form_of(graph: Graph) -> Form:
+    """What the graph takes."""
+    return Form(graph.input.height, graph.input.width, graph.input.channels)
+
+
+def tell_skipped(what: str, config: RunConfig, data: Dataset) -> None:
+    """Files that could not be read are left out, and named in the log."""
+    if data.skipped:
+        path, reason = data.skipped[0]
+        say(
+            log,
+            f"files are left out of the {what} data",
+            level=logging.WARNING,
+            run=config.name,
+            files=len(data.skipped),
+            such_as=path,
+            reason=reason,
+        )

@@ -38,9 +38,9 @@ from fedmpq.server.resources import FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS
 from fedmpq.server.run_config import (
     ConfigError,
     RunConfig,
-    check_calibration_data,
     difference,
     images_of,
+    load_calibration_data,
     load_test_data,
     make_config,
 )
@@ -176,7 +176,8 @@ class RunQueue:
                 return known
             test = await asyncio.to_thread(load_test_data, config)
             images = images_of(config, test)
-            await asyncio.to_thread(check_calibration_data, config, images)
+            # Images that the model cannot read are refused before the run begins.
+            await asyncio.to_thread(load_calibration_data, config, images.form)
             await check_export(config)
             graph, model = await first_model(config, images)
             # A method that cannot be served is refused here, and not when its turn has come.

@@ -118,7 +118,7 @@ def test_a_data_source_trains_as_the_same_data_does() -> None:
     settings = {**QUICK, "workers": 1, "budgets": [2, 8], "rounds": 1}
     torch.manual_seed(0)
     network = Network()
-    data = from_pairs(Pairs())
+    data = from_pairs(Pairs()).coded()
     of_source = fedmpq.simulate(network, InMemory(data), **settings)
     assert of_source.history["loss"] == fedmpq.simulate(network, data, **settings).history["loss"]
 
@@ -182,8 +182,8 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((np.zeros((4, 6, 5), np.float32), [0, 1, 2, 0]), "give uint8"),
-        ((np.zeros((4, 6, 5), np.uint8), [0, 1]), "one whole number for each of the 4 images"),
+        ((np.full((4, 6, 5), 7.0, np.float32), [0, 1, 2, 0]), "8-bit codes need a range"),
+        ((np.zeros((4, 6, 5), np.uint8), [0, 1]), "one whole number for each of the 4 samples"),
         ((np.zeros((4, 6, 5), np.uint8), [0, 1, -1, 0]), "label -1 is negative"),
     ],
 )

@@ -375,7 +375,7 @@ def read_until(terminal: int, text: str, seconds: float = 30.0) -> str:
     [
         ("running", "", "running"),
         ("running", "1 of 4 updates", "running"),
-        ("waiting", "2 of 4 clients connected", "waiting: 2 of 4 clients connected"),
+        ("waiting", "2 of 4 clients ready", "waiting: 2 of 4 clients ready"),
         ("paused", "paused by the operator", "paused by the operator"),
         ("aborted", "the operator", "aborted: the operator"),
     ],

@@ -69,11 +69,11 @@ def test_npz_floats_return_to_the_bytes_they_came_from(
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [
-        (np.full((1, 2, 2), np.nan, np.float32), np.zeros(1, np.int64), ["images", "NaN"]),
-        (np.full((1, 2, 2), 1.5, np.float32), np.zeros(1, np.int64), ["0..1", "rescale"]),
-        (np.full((1, 2, 2), -0.5), np.zeros(1, np.int64), ["0..1", "rescale"]),
+        (np.full((1, 2, 2), np.nan, np.float32), np.zeros(1, np.int64), ["NaN"]),
+        (np.full((1, 2, 2), 1.5, np.float32), np.zeros(1, np.int64), ["0..1", "data_range"]),
+        (np.full((1, 2, 2), -0.5), np.zeros(1, np.int64), ["0..1", "data_range"]),
         (np.zeros((1, 2, 2), np.int32), np.zeros(1, np.int64), ["int32", "uint8"]),
-        (np.zeros((1, 3, 32, 32), np.uint8), np.zeros(1, np.int64), ["(1, 3, 32, 32)", "transpose"]),
+        (np.zeros((1, 3, 32, 32), np.uint8), np.zeros(1, np.int64), ["(1, 3, 32, 32)", "call it samples"]),
         (np.zeros((4,), np.uint8), np.zeros(4, np.int64), ["(N, H, W)"]),
         (np.zeros((1, 2, 2), np.uint8), np.zeros(2, np.int64), ["one for each of 1"]),
         (np.zeros((1, 2, 2), np.uint8), np.zeros(1, np.float32), ["float32", "integers"]),

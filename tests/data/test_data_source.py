@@ -11,13 +11,14 @@ import pytest
 
 from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.data.fitting import Form
 from fedmpq.data.idx import IdxSource
 from fedmpq.data.image_folders import ImageFolders
 from fedmpq.data.in_memory import InMemory
 from fedmpq.data.named import Cifar, FashionMnist, load_named
 from fedmpq.data.npz import NpzSource
 from fedmpq.data.open_source import load, names_object, open_source, splits
-from fedmpq.edge_client.board_data import load_board_data
+from fedmpq.edge_client.board_data import NamedData
 from fedmpq.system.named_object import require_members
 
 MODULE = """
@@ -95,7 +96,7 @@ def test_a_class_a_function_and_an_object_serve_wherever_a_path_does(module: str
     assert values(load(spec, "test")) == {20}
     train, test = load_named(spec)
     assert (values(train), values(test)) == ({10}, {20})
-    board = load_board_data(spec, spec, None)
+    board = NamedData(spec, spec).load(Form(*train.image_shape), train.class_names)
     assert (values(board.train), values(board.evaluation)) == ({10}, {20})
     assert board.train.class_names == ("cat", "dog")
 

@@ -11,7 +11,7 @@ from PIL import Image
 from fedmpq.data.dataset import resize
 from fedmpq.data.open_source import load, splits
 from fedmpq.system import memory
-from tests.data.files import RNG, pixels, refused, save_image
+from tests.data.files import pixels, refused, save_image
 
 
 def test_class_folders_in_sorted_order(tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_transparency_and_palettes_become_rgb(tmp_path: Path) -> None:
     assert np.array_equal(data.images[0], colour[:, :, :3])
 
 
-def test_deep_images_are_skipped(tmp_path: Path) -> None:
+def test_images_of_floats_are_skipped(tmp_path: Path) -> None:
     save_image(tmp_path / "a" / "0.png", pixels(4, 4))
-    Image.fromarray(RNG.integers(0, 65536, (4, 4), np.uint16)).save(tmp_path / "a" / "1.png")
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "a" / "1.tiff")
     data = load(tmp_path, "train")
     assert len(data) == 1
-    assert "8 bits" in data.skipped[0][1]
+    assert "8 or 16 bits" in data.skipped[0][1]
 
 
 def test_a_large_photo_is_reduced(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from fedmpq.data.open_source import load, splits
 
 def test_arrays_become_a_data_set() -> None:
     grey = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    data = from_arrays(grey, [0, 2])
+    data = from_arrays(grey, [0, 2]).coded()
     assert data.image_shape == (4, 3, 1)
     assert data.class_names == ("0", "1", "2")
     assert np.array_equal(data.images[..., 0], grey)
-    named = from_arrays(grey[:, ::-1, ..., None], np.array([0, 1], np.uint8), ["a", "b"])
+    named = from_arrays(grey[:, ::-1, ..., None], np.array([0, 1], np.uint8), ["a", "b"]).coded()
     assert named.class_names == ("a", "b")
     assert named.images.flags.c_contiguous
     assert np.array_equal(named.images[..., 0], grey[:, ::-1])
@@ -37,7 +37,7 @@ class Pairs:
 
 def test_pairs_become_a_data_set() -> None:
     image = np.zeros((4, 3, 3), np.uint8)
-    data = from_pairs(Pairs((image, 1), (image + 7, np.int64(0))))
+    data = from_pairs(Pairs((image, 1), (image + 7, np.int64(0)))).coded()
     assert data.labels.tolist() == [1, 0]
     assert data.images[1].max() == 7
 
@@ -46,10 +46,10 @@ def test_pairs_become_a_data_set() -> None:
     ("pairs", "message"),
     [
         (Pairs(), "is empty"),
-        (Pairs(3), "item 0 of the data set is no pair"),
-        (Pairs((np.zeros((2, 2), np.float32), 0)), "so no ToTensor"),
-        (Pairs((np.zeros((2, 2), np.uint8), "cat")), "item 0 of the data set is no pair"),
-        (Pairs((np.zeros((2, 2), np.uint8), 0), (np.zeros((3, 2), np.uint8), 0)), "differ in size"),
+        (Pairs(3), "item 0 is no pair of a sample and a label"),
+        (Pairs((np.zeros((2, 2), np.int32), 0)), "int32, must be uint8, int16 or floats"),
+        (Pairs((np.zeros((2, 2), np.uint8), "cat")), "item 0 is no pair of a sample and a label"),
+        (Pairs((np.zeros((2, 2), np.uint8), 0), (np.zeros((3, 2), np.uint8), 0)), "differ in shape or type"),
     ],
 )
 def test_what_is_no_pair_of_image_and_label_is_named(pairs: Pairs, message: str) -> None:

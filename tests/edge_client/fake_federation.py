@@ -72,8 +72,9 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         self.phases: list[tuple[str, int]] = []
         """The phase that every GetUpload and Upload named."""
         self.declined: list[pb.DeclineRequest] = []
+        self.ready: list[pb.ReadyRequest] = []
         self.is_old = False
-        """Whether it does not know Decline."""
+        """Whether it does not know Decline and Ready."""
         self.faults = Faults()
         self._streams: list[queue.Queue[pb.Event | None]] = []
         self._lock = threading.Lock()
@@ -188,6 +189,14 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self.declined.append(request)
         return pb.DeclineResponse()
+
+    def Ready(self, request: pb.ReadyRequest, context: grpc.ServicerContext) -> pb.ReadyResponse:
+        self._authenticate(context)
+        self.calls.append(("Ready", 0))
+        if self.is_old:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        self.ready.append(request)
+        return pb.ReadyResponse()
 
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata())

@@ -15,7 +15,7 @@ import pytest
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client.backoff import Backoff
-from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.board_data import BoardSource, HeldData
 from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.limits import Limits
 from fedmpq.edge_client.session import Board, Session, Settings
@@ -65,7 +65,7 @@ class Scene:
         self,
         *,
         address: str = "",
-        data: BoardData | None = None,
+        data: BoardSource | None = None,
         patience: Patience = Patience(5.0, 5.0),  # noqa: B008
         keepalive: float = 60.0,
         token: str = TOKEN,
@@ -73,7 +73,7 @@ class Scene:
         limits: Limits = Limits(),  # noqa: B008
     ) -> None:
         endpoint = Endpoint(address or self.server.address, None, keepalive, keepalive)
-        board_data = data or BoardData(self.data, self.data)
+        board_data = data or HeldData(self.data)
         board = Board("board-1", 4.0, board_data, make_engine("native", 1), "native (test)", 1, limits)
         settings = Settings(token, Backoff(0.05, 0.2), patience, exit_when_done)
         with closing(StateFolder(self.folder)) as state:

@@ -1,59 +1,20 @@
-"""A board's images under the model's labels and at the model's size."""
+"""A board's samples under the model's labels and in the model's form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedmpq.data.dataset import DataError, Dataset
-from fedmpq.edge_client.board_data import MAX_EVALUATED, fitted, labelled, load_board_data
+from fedmpq.data.dataset import DataError
+from fedmpq.data.fitting import Form
+from fedmpq.edge_client.board_data import MAX_EVALUATED, NamedData
+from tests.data.files import pixels, save_image
 
-MODEL = ("ant", "bee", "cat", "dog")
 _save: Any = np.savez  # its stub takes every keyword for the one flag it has
-
-
-def dataset(labels: list[int], names: tuple[str, ...], size: tuple[int, int, int] = (6, 5, 3)) -> Dataset:
-    images = np.zeros((len(labels), *size), np.uint8)
-    return Dataset(images, np.array(labels, np.int64), names)
-
-
-def test_classes_are_found_by_their_names() -> None:
-    data = labelled(dataset([0, 1, 1, 0], ("dog", "bee")), MODEL)
-    assert data.labels.tolist() == [3, 1, 1, 3]
-    assert data.class_names == MODEL
-
-
-def test_labels_without_names_are_the_models_already() -> None:
-    numbered = dataset([0, 2, 3], ("0", "1", "2", "3"))
-    assert labelled(numbered, MODEL).labels.tolist() == [0, 2, 3]
-    with pytest.raises(DataError, match=r"label 3 is none of the model's: its 2 classes \(ant, bee\)"):
-        labelled(numbered, MODEL[:2])
-
-
-def test_numbers_that_are_names_are_names() -> None:
-    assert labelled(dataset([0, 1], ("3", "5")), ("5", "4", "3")).labels.tolist() == [2, 0]
-
-
-def test_an_unknown_class_is_named() -> None:
-    with pytest.raises(DataError, match="class 'emu' is none of the model's 4 classes"):
-        labelled(dataset([0, 1], ("bee", "emu")), MODEL)
-
-
-def test_an_unknown_class_without_images_does_not_matter() -> None:
-    assert labelled(dataset([0, 0], ("bee", "emu")), MODEL).labels.tolist() == [1, 1]
-
-
-def test_images_take_the_models_size(make_model: Callable[..., Any]) -> None:
-    graph = make_model().graph
-    same = dataset([0], ("a",))
-    assert fitted(same, graph) is same
-    assert fitted(dataset([0], ("a",), (12, 10, 3)), graph).image_shape == (6, 5, 3)
-    with pytest.raises(DataError, match="1 channels, the model takes 3"):
-        fitted(dataset([0], ("a",), (6, 5, 1)), graph)
+DIGITS = tuple(map(str, range(10)))
 
 
 def test_models_are_measured_on_test_data_or_a_share(tmp_path: Path) -> None:
@@ -62,10 +23,44 @@ def test_models_are_measured_on_test_data_or_a_share(tmp_path: Path) -> None:
     test = {"x_test": np.ones((7, 4, 4), np.uint8), "y_test": np.arange(7)}
     _save(str(tmp_path / "train.npz"), **train)
     _save(tmp_path / "test.npz", **test)
-    data = load_board_data(str(tmp_path / "train.npz"), None, None)
+    form, names = Form(4, 4, 1), DIGITS
+    source = NamedData(str(tmp_path / "train.npz"))
+    assert source.samples == count
+    data = source.load(form, names)
     assert (len(data.train), len(data.evaluation)) == (count, MAX_EVALUATED)
     assert set(data.evaluation.labels.tolist()) == set(range(10))
-    assert len(load_board_data(str(tmp_path / "train.npz"), str(tmp_path / "test.npz"), None).evaluation) == 7
-    plain = load_board_data(str(tmp_path / "train.npz"), str(tmp_path / "train.npz"), 2)
+    other = NamedData(str(tmp_path / "train.npz"), str(tmp_path / "test.npz")).load(form, names)
+    assert len(other.evaluation) == 7
+    plain = NamedData(str(tmp_path / "train.npz"), str(tmp_path / "train.npz")).load(Form(2, 2, 3), names)
     assert len(plain.evaluation) == MAX_EVALUATED
-    assert plain.train.image_shape == (2, 2, 1)
+    assert plain.train.image_shape == (2, 2, 3)
+
+
+def test_photos_are_counted_at_first_and_read_for_a_model(tmp_path: Path) -> None:
+    for n, name in enumerate(("bee", "bee", "emu")):
+        save_image(tmp_path / name / f"{n}.png", pixels(5 + n, 9, 3))
+    (tmp_path / "bee" / "broken.png").write_bytes(b"nonsense")
+    source = NamedData(str(tmp_path), skip=["emu"])
+    assert source.samples == 4
+    train = source.load(Form(3, 3, 1), ("ant", "bee")).train
+    assert train.image_shape == (3, 3, 1)
+    assert train.labels.tolist() == [1, 1]
+    assert [path for path, _ in train.skipped] == [str(tmp_path / "bee" / "broken.png")]
+    with pytest.raises(DataError, match=r"class 'emu' is none of the model's 2 classes.*--skip-class"):
+        NamedData(str(tmp_path)).load(Form(3, 3, 1), ("ant", "bee"))
+
+
+def test_too_few_samples_are_told_at_the_start_and_after_reading(tmp_path: Path) -> None:
+    save_image(tmp_path / "a" / "0.png", pixels(4, 4, 3))
+    with pytest.raises(DataError, match="has 1 sample; training needs at least 2"):
+        NamedData(str(tmp_path))
+    (tmp_path / "a" / "1.png").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="1 samples can be used, training needs at least 2"):
+        NamedData(str(tmp_path)).load(Form(3, 3, 1), ("a",))
+
+
+def test_a_class_to_leave_out_must_be_there(tmp_path: Path) -> None:
+    for n in range(2):
+        save_image(tmp_path / "a" / f"{n}.png", pixels(4, 4, 3))
+    with pytest.raises(DataError, match="class 'b' is to be left out, and is none of this data's 1"):
+        NamedData(str(tmp_path), skip=["b"]).load(Form(3, 3, 1), ("a",))

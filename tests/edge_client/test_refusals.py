@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.board_data import HeldData
+from fedmpq.edge_client.limits import PROCESS_BYTES
 from fedmpq.edge_client.state_folder import StateFolder
+from fedmpq.exchange.wire import plan_to_message
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.system import memory
 from tests.edge_client.fake_federation import RUN
-from tests.edge_client.scene import Scene, info, scene, until
+from tests.edge_client.scene import PLAN, Scene, info, scene, until
 from tests.full_disk import fill, small_disk
 
 __all__ = ["info", "scene", "small_disk"]
@@ -24,30 +27,67 @@ __all__ = ["info", "scene", "small_disk"]
 def test_data_that_do_not_fit_are_told_and_the_client_waits(
     scene: Scene, caplog: pytest.LogCaptureFixture, is_old: bool
 ) -> None:
-    """Of an unknown class, then of another colour mode. An older server does not know the call."""
+    """Of an unknown class, then of channels that no image has; as soon as the run is described, and again
+    with its work. An older server does not know the call."""
     scene.federation.is_old = is_old
     scene.federation.on_stream = scene.work.offer(scene.federation)
     zebras = Dataset(scene.data.images, scene.data.labels, ("a", "zebra", "c"))
-    grey = Dataset(np.ascontiguousarray(scene.data.images[..., :1]), scene.data.labels, ("a", "b", "c"))
-    reasons = ["class 'zebra' is none of the model's 3 classes", "1 channels, the model takes 3"]
-    for data, reason in zip((zebras, grey), reasons, strict=True):
-        calls = scene.federation.count("Decline")
-        scene.play(partial(play_until_declined, scene, BoardData(data, data), calls + 1))
+    odd = Dataset(np.ascontiguousarray(scene.data.images[..., :2]), scene.data.labels, ("a", "b", "c"))
+    reasons = ["class 'zebra' is none of the model's 3 classes", "the samples are (6, 5, 2)"]
+    for data, reason in zip((zebras, odd), reasons, strict=True):
+        scene.federation.declined.clear()
+        scene.play(partial(play_until_declined, scene, HeldData(data)))
         assert reason in caplog.text
         if not is_old:
-            told = scene.federation.declined[-1]
-            assert reason in told.reason
-            assert (told.run_id, told.round, told.phase) == (RUN, 1, pb.TRAINING)
+            assert all(reason in told.reason for told in scene.federation.declined)
+            told = {(told.run_id, told.round, told.phase) for told in scene.federation.declined}
+            assert told == {("", 0, pb.TRAINING), (RUN, 1, pb.TRAINING)}
 
 
-async def play_until_declined(scene: Scene, data: BoardData, calls: int) -> None:
+async def play_until_declined(scene: Scene, data: HeldData) -> None:
+    calls = scene.federation.count("Decline")
     async with scene.board(data=data) as task:
-        await until(lambda: scene.federation.count("Decline") == calls)
+        await until(lambda: scene.federation.count("Decline") == calls + 2)
         # A later assignment of the same round is refused again, without another try.
         for event in scene.federation.on_stream:
             scene.federation.send(event)
-        await until(lambda: scene.federation.count("Decline") == calls + 1)
+        await until(lambda: scene.federation.count("Decline") == calls + 4)
         assert not task.done()
+
+
+def test_a_board_says_that_it_is_ready_and_of_how_many_samples(scene: Scene) -> None:
+    """When the run is described, and on every stream anew."""
+    description = scene.work.offer(scene.federation)[0]
+    scene.federation.on_stream = [description]
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: scene.federation.count("Ready") == 1)
+            scene.federation.send(description)
+            await until(lambda: scene.federation.count("Ready") == 2)
+
+    scene.play(scenario)
+    assert scene.federation.ready == 2 * [pb.ReadyRequest(run_id=RUN, samples=len(scene.data))]
+    assert scene.federation.hellos[0].answers
+    assert scene.federation.count("Download") == 1, "the graph alone, and once"
+
+
+def test_a_board_that_is_too_small_says_so_before_it_is_chosen(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = scene.work.offer(scene.federation)[0]
+    description.run.plan.CopyFrom(plan_to_message(PLAN))
+    scene.federation.on_stream = [description]
+    monkeypatch.setattr(memory, "_given", PROCESS_BYTES + 10_000)
+
+    async def scenario() -> None:
+        async with scene.board():
+            await until(lambda: bool(scene.federation.declined))
+
+    scene.play(scenario)
+    assert "start the board with a higher --max-memory" in scene.federation.declined[0].reason
+    assert scene.federation.declined[0].run_id == ""
+    assert not scene.federation.ready
 
 
 def test_a_full_disk_is_told_waited_for_and_tried_again(

@@ -16,7 +16,7 @@ import pytest
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client import session
-from fedmpq.edge_client.board_data import BoardData
+from fedmpq.edge_client.board_data import HeldData
 from fedmpq.edge_client.connection import RefusedError
 from fedmpq.edge_client.limits import PROCESS_BYTES, Limits
 from fedmpq.edge_client.round_work import THREAD_NAME
@@ -114,7 +114,7 @@ def test_the_received_model_is_measured_when_asked(scene: Scene, make_data: Made
     test = make_data(70, seed=9)
 
     async def scenario() -> None:
-        async with scene.board(data=BoardData(scene.data, test)):
+        async with scene.board(data=HeldData(scene.data, test)):
             await until(lambda: bool(scene.federation.receipts))
 
     scene.play(scenario)
@@ -133,7 +133,7 @@ def test_labels_follow_the_names_of_the_classes(scene: Scene) -> None:
     turned = Dataset(scene.data.images, 2 - scene.data.labels, ("c", "b", "a"))
 
     async def scenario() -> None:
-        async with scene.board(data=BoardData(turned, turned)):
+        async with scene.board(data=HeldData(turned, turned)):
             await until(lambda: bool(scene.federation.receipts))
 
     scene.play(scenario)
@@ -145,7 +145,7 @@ def test_images_are_brought_to_the_models_size(scene: Scene) -> None:
     large = Dataset(scene.data.images.repeat(2, axis=1).repeat(2, axis=2), scene.data.labels, ("a", "b", "c"))
 
     async def scenario() -> None:
-        async with scene.board(data=BoardData(large, large)):
+        async with scene.board(data=HeldData(large, large)):
             await until(lambda: bool(scene.federation.receipts))
 
     scene.play(scenario)

@@ -44,7 +44,7 @@ class Replay:
         self.graph = Graph.from_bytes(first.graph)
         self.config = make_config(stored.run.config)
         self.method = served_method(self.config, self.graph)
-        self._images = RunImages(self.config)
+        self._images = RunImages(self.config, self.graph, stored.run.class_names)
         self._stored = stored
         self._payloads = payloads
         self._model = unpack_model(self.graph, first.model).after(

@@ -359,7 +359,7 @@ def test_a_number_of_clients_that_is_said_is_waited_for(tmp_path: Path) -> None:
             server.pass_time(300)
             await server.until(lambda: server.store.run(run.run_id).round == 1)
             server.pass_time(1e6)
-            await server.until(lambda: server.coordinator.waiting_for == "1 of 2 clients connected")
+            await server.until(lambda: server.coordinator.waiting_for == "1 of 2 clients ready")
             await server.coordinator.controls.abort(run.run_id)
             assert await asyncio.wait_for(running, PATIENCE) == "aborted"
             await close_all([stays])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmpq.data.fitting import Form
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.method.recipe import fedmpq
 from fedmpq.method.schedule import Schedule
@@ -17,11 +18,13 @@ from fedmpq.server.run_config import (
     RunConfig,
     difference,
     images_of,
+    load_calibration_data,
     load_test_data,
     make_config,
     parse_config,
     read_config,
 )
+from tests.data.files import pixels, save_image
 
 PLAIN = {
     "name": "plain",
@@ -207,12 +210,33 @@ def test_how_many_take_part(
 def test_test_data_must_fit(tmp_path: Path) -> None:
     file = tmp_path / "test.npz"
     np.savez(file, x_test=np.zeros((12, 8, 8), np.uint8), y_test=np.arange(12))
-    for settings, message in (({"image": [9, 9, 1]}, "are \\[8, 8, 1\\]"), ({"classes": 5}, "label 11")):
-        made = config(test_data=str(file), **settings)
-        with pytest.raises(ConfigError, match=message):
-            images_of(made, load_test_data(made))
+    made = config(test_data=str(file), classes=5)
+    with pytest.raises(ConfigError, match="label 11"):
+        images_of(made, load_test_data(made))
     more = config(test_data=str(file), classes=20)
     assert images_of(more, load_test_data(more)).class_names == tuple(str(n) for n in range(20))
+
+
+def test_test_data_is_whatever_a_boards_data_may_be(tmp_path: Path) -> None:
+    """A folder of photos of any size without a test split, whose classes the model has in another order."""
+    for n, name in enumerate(("dog", "cat", "cat")):
+        save_image(tmp_path / "photos" / name / f"{n}.png", pixels(4 + n, 6, 3))
+    made = config(
+        test_data=str(tmp_path / "photos"), image=[3, 3, 1], classes=3, class_names=["dog", "bee", "cat"]
+    )
+    test = load_test_data(made)
+    assert test is not None
+    assert test.labels.tolist() == [2, 2, 0]
+    images = images_of(made, test)
+    assert images.form == Form(3, 3, 1)
+    again = load_test_data(made, images.form, images.class_names)
+    assert again is not None
+    assert np.array_equal(again.images, test.images)
+    calibration = load_calibration_data(
+        config(calibration_data=str(tmp_path / "photos"), profile="best"), Form(2, 2, 3)
+    )
+    assert calibration is not None
+    assert calibration.images.shape == (3, 2, 2, 3)
 
 
 def test_a_relative_path_starts_from_the_folder_given(tmp_path: Path) -> None:

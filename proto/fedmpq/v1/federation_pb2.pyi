@@ -36,16 +36,18 @@ class EnrollResponse(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class ListenRequest(_message.Message):
-    __slots__ = ("budget", "samples", "version", "engine")
+    __slots__ = ("budget", "samples", "version", "engine", "answers")
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     budget: float
     samples: int
     version: str
     engine: str
-    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
+    answers: bool
+    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., answers: bool = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("welcome", "run", "assignment", "cancelled", "run_ended")
@@ -70,20 +72,22 @@ class Welcome(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class RunDescription(_message.Message):
-    __slots__ = ("run_id", "name", "graph_id", "graph_bytes", "class_names", "rounds")
+    __slots__ = ("run_id", "name", "graph_id", "graph_bytes", "class_names", "rounds", "plan")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     GRAPH_ID_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     graph_id: bytes
     graph_bytes: int
     class_names: _containers.RepeatedScalarFieldContainer[str]
     rounds: int
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., graph_id: _Optional[bytes] = ..., graph_bytes: _Optional[int] = ..., class_names: _Optional[_Iterable[str]] = ..., rounds: _Optional[int] = ...) -> None: ...
+    plan: TrainingPlan
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., graph_id: _Optional[bytes] = ..., graph_bytes: _Optional[int] = ..., class_names: _Optional[_Iterable[str]] = ..., rounds: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("run_id", "round", "client", "seed", "payload", "payload_bytes", "plan", "seconds_left", "evaluate", "bit_widths", "phase")
@@ -248,6 +252,18 @@ class DeclineRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DeclineResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadyRequest(_message.Message):
+    __slots__ = ("run_id", "samples")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    samples: int
+    def __init__(self, run_id: _Optional[str] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class ReadyResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

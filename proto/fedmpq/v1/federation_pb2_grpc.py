@@ -65,6 +65,11 @@ class FederationStub(object):
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.DeclineRequest.SerializeToString,
                 response_deserializer=fedmpq_dot_v1_dot_federation__pb2.DeclineResponse.FromString,
                 _registered_method=True)
+        self.Ready = channel.unary_unary(
+                '/fedmpq.v1.Federation/Ready',
+                request_serializer=fedmpq_dot_v1_dot_federation__pb2.ReadyRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_federation__pb2.ReadyResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/fedmpq.v1.Federation/GetModel',
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
@@ -120,6 +125,14 @@ class FederationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ready(self, request, context):
+        """Says that the client has read its data in the form that a run's model takes, and how many samples they are. A client
+        whose hello says that it answers is chosen for rounds of the run only after this.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModel(self, request, context):
         """The client's own model, as a file that an inference runtime loads; the server makes it if it has not yet.
         """
@@ -159,6 +172,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Decline,
                     request_deserializer=fedmpq_dot_v1_dot_federation__pb2.DeclineRequest.FromString,
                     response_serializer=fedmpq_dot_v1_dot_federation__pb2.DeclineResponse.SerializeToString,
+            ),
+            'Ready': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ready,
+                    request_deserializer=fedmpq_dot_v1_dot_federation__pb2.ReadyRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_federation__pb2.ReadyResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -329,6 +347,33 @@ class Federation(object):
             '/fedmpq.v1.Federation/Decline',
             fedmpq_dot_v1_dot_federation__pb2.DeclineRequest.SerializeToString,
             fedmpq_dot_v1_dot_federation__pb2.DeclineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ready(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Federation/Ready',
+            fedmpq_dot_v1_dot_federation__pb2.ReadyRequest.SerializeToString,
+            fedmpq_dot_v1_dot_federation__pb2.ReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
