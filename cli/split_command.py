@@ -9,12 +9,15 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.data.named import load_named
+from fedmpq.data.named import load_measured
+from fedmpq.data.samples import Samples
 from fedmpq.lab.partition import class_histogram, dirichlet_partition
+from fedmpq.lab.simulation import range_of
 from fedmpq.model.calibration import MIN_SAMPLES
 
 EPILOG = """example:
@@ -28,8 +31,8 @@ Writes client-0.npz and so on, test.npz for the server, and run.toml, a run to b
 @dataclass(frozen=True)
 class _Division:
     train: Dataset
-    test: Dataset
-    parts: list[Dataset]
+    test: Samples
+    parts: list[Samples]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alpha", type=float, default=0.5, help="label skew; inf: even (default 0.5)")
     parser.add_argument("--seed", type=int, default=0, help="of the division and of run.toml (default 0)")
     parser.add_argument("--size", type=int, help="resize images to this many pixels a side")
+    parser.add_argument(
+        "--data-range", metavar="RANGE", help="of run.toml, for measured values: LOW..HIGH, or boards"
+    )
     parser.add_argument("--train-limit", type=int, help="use at most so many training images")
     parser.add_argument("--test-limit", type=int, help="use at most so many test images")
     parser.add_argument("--model", default="resnet20", help="of run.toml (default resnet20)")
@@ -51,34 +57,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(arguments: argparse.Namespace) -> int:
     division = _divide(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    names = np.array(division.train.class_names)
     for number, part in enumerate(division.parts):
-        np.savez(
-            arguments.out / f"client-{number}.npz", images=part.images, labels=part.labels, class_names=names
-        )
-    np.savez(
-        arguments.out / "test.npz",
-        x_test=division.test.images,
-        y_test=division.test.labels,
-        class_names=names,
-    )
+        _save(arguments.out / f"client-{number}.npz", part, "images", "samples", "labels")
+    _save(arguments.out / "test.npz", division.test, "x_test", "samples_test", "y_test", "labels_test")
     (arguments.out / "run.toml").write_text(_run_toml(arguments, division), encoding="utf-8")
     _print_parts(division)
     print(f"wrote {len(division.parts)} parts, test.npz and run.toml to {arguments.out}")
     return 0
 
 
+def _save(path: Path, part: Samples, images: str, samples: str, *labels: str) -> None:
+    """Codes as images, measured values as samples with their channels first."""
+    names = np.array(part.class_names)
+    arrays: dict[str, Any] = {"class_names": names}
+    if part.is_coded:
+        arrays |= {images: part.values, labels[0]: part.labels}
+    else:
+        arrays |= {samples: part.values.transpose(0, 3, 1, 2), labels[-1]: part.labels}
+    np.savez(path, **arrays)
+
+
 def _divide(arguments: argparse.Namespace) -> _Division:
-    train, test = load_named(
+    train, test = load_measured(
         arguments.data,
         train_limit=arguments.train_limit,
         test_limit=arguments.test_limit,
         size=arguments.size,
     )
-    parts = dirichlet_partition(
+    indices = dirichlet_partition(
         train.labels, arguments.clients, arguments.alpha, arguments.seed, min_per_client=MIN_SAMPLES
     )
-    return _Division(train, test, [train.subset(part) for part in parts])
+    parts = [train.subset(part) for part in indices]
+    measured = arguments.data_range is not None and not train.is_coded
+    value_range = range_of(arguments.data_range, parts) if measured else None
+    return _Division(train.coded(value_range), test, parts)
 
 
 def _run_toml(arguments: argparse.Namespace, division: _Division) -> str:
@@ -97,6 +109,8 @@ def _run_toml(arguments: argparse.Namespace, division: _Division) -> str:
         "input_zero_point": zero_point,
         "test_data": "test.npz",
     }
+    if arguments.data_range is not None:
+        settings["data_range"] = arguments.data_range
     # JSON's strings, numbers and lists are TOML's too.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 

@@ -6,7 +6,7 @@ Both splits share one image size and one colour mode.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,7 @@ class ImageFolders:
 
     def __init__(self, root: Path) -> None:
         self._folders = ClassFolders(root, is_photo)
+        self._known: _Known = {}
 
     def splits(self) -> tuple[Split, ...]:
         return self._folders.splits()
@@ -43,7 +44,10 @@ class ImageFolders:
         return self._load(split, None if size is None else height_width(size), None)
 
     def load_as(self, split: Split, form: Form) -> Dataset:
-        """Every image in the colours and at the size that a model takes."""
+        """Every image in the colours and at the size that a model takes.
+
+        Files that have not changed since they were last read so are not decoded again.
+        """
         return self._load(split, form.size, form.channels)
 
     def count(self, split: Split) -> int:
@@ -63,7 +67,9 @@ class ImageFolders:
             first = _reference(path for each in listings for path in each.paths)
             channels = channels or first.channels
             expected = first.size if size is None else None
-        images, reasons = _decode_all(listing, _Wanted(size, expected, channels))
+        wanted = _Wanted(size, expected, channels)
+        images, reasons = _decode_all(listing, wanted, self._known)
+        self._known = {} if size is None else _remembered(listing, wanted, images, reasons)
         skipped = check_skipped(listing.folder, listing.paths, reasons, "images")
         if skipped:
             kept = np.array([reason is None for reason in reasons])
@@ -104,7 +110,11 @@ class _Wanted(NamedTuple):
     channels: int
 
 
-def _decode_all(listing: Listing, wanted: _Wanted) -> tuple[Images, list[str | None]]:
+_Known = dict[tuple[str, int, int, _Wanted], Images]
+"""Images by their file, its size and time of change, and what was wanted of it."""
+
+
+def _decode_all(listing: Listing, wanted: _Wanted, known: _Known) -> tuple[Images, list[str | None]]:
     """All images as one array, and for each why it could not be read, or None."""
     size = wanted.size or wanted.expected
     assert size is not None
@@ -115,7 +125,7 @@ def _decode_all(listing: Listing, wanted: _Wanted) -> tuple[Images, list[str | N
     def decode_chunk(start: int) -> list[str | None]:
         stop = min(start + _DECODE_CHUNK, len(listing.paths))
         return [
-            _decode(listing.paths[i], wanted, images[i])
+            _decode(listing.paths[i], wanted, images[i], known)
             if listing.classes[i] is not None
             else f"not listed in {ANNOTATIONS}"
             for i in range(start, stop)
@@ -135,8 +145,24 @@ def _check_memory(folder: Path, shape: tuple[int, ...]) -> None:
         )
 
 
-def _decode(path: str, wanted: _Wanted, out: Images) -> str | None:
+def _remembered(listing: Listing, wanted: _Wanted, images: Images, reasons: Sequence[str | None]) -> _Known:
+    found = zip(listing.paths, images, reasons, strict=True)
+    return {_key(path, wanted): image for path, image, reason in found if reason is None}
+
+
+def _key(path: str, wanted: _Wanted) -> tuple[str, int, int, _Wanted]:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return path, -1, -1, wanted
+    return path, status.st_size, status.st_mtime_ns, wanted
+
+
+def _decode(path: str, wanted: _Wanted, out: Images, known: _Known) -> str | None:
     """Decode one file into `out` (H, W, C); the reason if that is impossible."""
+    if (pixels := known.get(_key(path, wanted))) is not None:
+        out[...] = pixels
+        return None
     try:
         pixels = read_photo(path, wanted.size, wanted.channels)
         if pixels.shape != out.shape:

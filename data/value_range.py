@@ -22,7 +22,7 @@ from fedmpq.data.dataset import DataError, Images
 
 GREATEST = 1e30
 """No bound may lie further from 0: its difference to another is then a float32."""
-MAX_CHANNELS = 65536
+MAX_CHANNELS = 4096
 _CODES = 255.0
 BOARDS = "boards"
 """In the place of a range: the one that all boards agree on."""

@@ -8,10 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
-from fedmpq.data.data_source import DataSource, FormSource, Split, load_form
+from fedmpq.data.data_source import DataSource, FormSource, MeasuredSource, Split, load_form
 from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.data.fingerprint import Fingerprint, fingerprint
 from fedmpq.data.fitting import Form, fitted, labelled, without_classes
 from fedmpq.data.open_source import open_source
+from fedmpq.data.value_range import ValueRange
 from fedmpq.model.calibration import MIN_SAMPLES
 
 MAX_EVALUATED = 1000
@@ -34,8 +36,17 @@ class BoardSource(Protocol):
         """How many there are, as far as that is known without reading them."""
         ...
 
+    @property
+    def bounds(self) -> ValueRange | None:
+        """The least and greatest measured values; None of samples that are 8-bit codes."""
+        ...
+
     def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
         """The samples in the model's form and under its labels; DataError says why that cannot be."""
+        ...
+
+    def has_changed(self) -> bool:
+        """Whether there are other files than when they were last loaded."""
         ...
 
 
@@ -49,11 +60,19 @@ class NamedData:
     def __init__(self, data: str, test_data: str | None = None, skip: Collection[str] = ()) -> None:
         self._data, self._test_data, self._skip = data, test_data, frozenset(skip)
         source = open_source(data)
-        self.samples = source.count("train") if isinstance(source, FormSource) else len(_own(source))
+        self.bounds = source.bounds("train") if isinstance(source, MeasuredSource) else None
+        self.samples = _count(source)
+        self._sources = {data: source}
+        self._loaded: Fingerprint = frozenset()
         if self.samples < MIN_SAMPLES:
             raise DataError(f"{data} has {self.samples} sample; training needs at least {MIN_SAMPLES}")
 
+    def has_changed(self) -> bool:
+        return fingerprint(self._data) != self._loaded
+
     def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
+        # Before reading: a file that comes meanwhile is seen the next time.
+        self._loaded = fingerprint(self._data)
         train = self._fitted(self._data, "train", form, class_names)
         if len(train) < MIN_SAMPLES:
             raise DataError(
@@ -65,12 +84,18 @@ class NamedData:
         return BoardData(train, _share(test))
 
     def _fitted(self, data: str, split: Split, form: Form, class_names: Sequence[str]) -> Dataset:
-        source = open_source(data)
+        source = self._source(data)
         there: Split = split if split in source.splits() else "train"
         found = load_form(source, data, there, form)
         # The test data need not have the classes that are left out.
         skip = self._skip if data == self._data else self._skip & set(found.class_names)
         return labelled(without_classes(found, skip), class_names)
+
+    def _source(self, data: str) -> DataSource:
+        """Opened anew, for an archive's labels are read then; but one of photos knows what it has decoded."""
+        if not isinstance(self._sources.get(data), FormSource):
+            self._sources[data] = open_source(data)
+        return self._sources[data]
 
 
 class HeldData:
@@ -78,6 +103,7 @@ class HeldData:
 
     def __init__(self, train: Dataset, evaluation: Dataset | None = None) -> None:
         self._train, self._evaluation = train, train if evaluation is None else evaluation
+        self.bounds: ValueRange | None = None
         self.samples = len(train)
 
     def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
@@ -86,9 +112,17 @@ class HeldData:
         )
         return BoardData(train, evaluation)
 
+    def has_changed(self) -> bool:
+        return False
 
-def _own(source: DataSource) -> Dataset:
-    return source.load("train", None)
+
+def _count(source: DataSource) -> int:
+    """How many training samples there are, as far as that is known before a model says their form."""
+    if isinstance(source, FormSource):
+        return source.count("train")
+    if isinstance(source, MeasuredSource):
+        return len(source.samples("train"))
+    return len(source.load("train", None))
 
 
 def _share(data: Dataset) -> Dataset:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from fedmpq.data.dataset import DataError
 from fedmpq.data.fitting import Form
+from fedmpq.data.value_range import ValueRange
 from fedmpq.edge_client.board_data import BoardData, BoardSource
 from fedmpq.edge_client.connection import Connection, said
 from fedmpq.edge_client.disk_space import is_full
@@ -93,17 +94,32 @@ class Runs:
         if self._work is None or (self._work.done() and self._work.exception() is not None):
             self._work = asyncio.create_task(self._prepared(run))
             self._work.add_done_callback(self._look)
-        if self._answer is None or self._answer.done():
-            self._answer = asyncio.create_task(self._answered(run))
-            self._answer.add_done_callback(self._look)
+        # One that is on its way may have reached a stream that is no more.
+        if self._answer is not None:
+            self._answer.cancel()
+        self._answer = asyncio.create_task(self._answered(run))
+        self._answer.add_done_callback(self._look)
 
     async def of(self, run_id: str) -> RunData:
         """The run, once it is prepared; raises why it cannot be."""
         if self._work is None or self._described is None or self._described.run_id != run_id:
             raise WireError(f"its run {run_id!r} was not described")
+        if self._work.done() and await asyncio.to_thread(self._source.has_changed):
+            return await self._renewed(self._described)
         prepared = await asyncio.shield(self._work)
         # The number of rounds may have changed since.
         return replace(prepared, description=self._described)
+
+    async def _renewed(self, run: pb.RunDescription) -> RunData:
+        """The run with the samples that are there now."""
+        log.info("the files of this board's data have changed: they are read again")
+        self._work = asyncio.create_task(self._prepared(run))
+        self._work.add_done_callback(self._look)
+        renewed = await asyncio.shield(self._work)
+        if not await self._say_ready(renewed):
+            # An old server takes an update of more samples only after a hello that says so.
+            self._connection.renew()
+        return renewed
 
     def forget(self, run_id: str) -> None:
         """The run is over."""
@@ -125,7 +141,8 @@ class Runs:
     async def _prepared(self, run: pb.RunDescription) -> RunData:
         graph = await self._session.graph(run)
         image, names = graph.input, tuple(run.class_names)
-        form = Form(image.height, image.width, image.channels)
+        value_range = ValueRange(tuple(run.low), tuple(run.high)) if run.low else None
+        form = Form(image.height, image.width, image.channels, value_range)
         data = await in_thread(partial(self._source.load, form, names), threading.Event(), READER_NAME)
         _tell_data(data)
         if run.HasField("plan"):
@@ -148,11 +165,15 @@ class Runs:
         # `_look` has told of it.
         except Exception:
             return
+        await self._say_ready(prepared)
+
+    async def _say_ready(self, prepared: RunData) -> bool:
+        """Tells the server of how many samples; whether it is one that wants to know."""
         samples = len(prepared.data.train)
         self._connection.says_samples(samples)
-        request = pb.ReadyRequest(run_id=run.run_id, samples=samples)
+        request = pb.ReadyRequest(run_id=prepared.description.run_id, samples=samples)
         attempt = partial(ready, request=request, patience=self._patience)
-        await self._connection.persist("the answer", attempt)
+        return await self._connection.persist("the answer", attempt)
 
     def _look(self, work: asyncio.Task[Any]) -> None:
         """An error that is not the run's ends the session; one of the server is told, and tried again when it
@@ -173,7 +194,7 @@ def _in_words(run: pb.RunDescription) -> str:
 
 def _what_counts(run: pb.RunDescription) -> tuple[object, ...]:
     """What decides whether samples that were read for one description serve another."""
-    return run.run_id, run.graph_id, tuple(run.class_names)
+    return run.run_id, run.graph_id, tuple(run.class_names), tuple(run.low), tuple(run.high)
 
 
 def _tell_data(data: BoardData) -> None:

@@ -145,6 +145,9 @@ class Session:
             engine=board.engine_text,
             answers=True,
         )
+        if (bounds := board.data.bounds) is not None:
+            hello.low.extend(bounds.low)
+            hello.high.extend(bounds.high)
         return Connection(self._endpoint, identity, state.identity, hello, settings.retry, patience)
 
     # Events

@@ -132,8 +132,6 @@ def _of_simulation(path: Path, own: MakesMethod | None) -> Run:
 
 
 def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
-    from fedmpq.server.run_config import load_test_data
-    from fedmpq.server.run_images import form_of
     from fedmpq.server.stored_run import read_stored_run
 
     stored = read_stored_run(state, name, blobs)
@@ -146,7 +144,7 @@ def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
         client_names=stored.client_names,
         read_history=lambda: stored.history,
         method=stored.method,
-        test_data=lambda: load_test_data(stored.config, form_of(stored.graph), stored.run.class_names),
+        test_data=stored.load_test_data,
         test_source=str(stored.config.test_data),
     )
 

@@ -19,7 +19,7 @@ from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import Dataset, resized
 from fedmpq.data.named import load_measured
 from fedmpq.data.samples import Samples
-from fedmpq.data.value_range import BOARDS, agreed_range, parse_range
+from fedmpq.data.value_range import BOARDS, ValueRange, agreed_range, parse_range
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.first_model import make_graph, seeded_module
@@ -189,14 +189,18 @@ def coded_data(experiment: Experiment, train: Samples, test: Samples) -> tuple[D
     """Both as 8-bit codes of the range that the experiment gives, or that its clients agree on by theirs."""
     value_range = None
     if experiment.data_range is not None and not train.is_coded:
-        if experiment.data_range == BOARDS:
-            parts = [train.subset(part).bounds() for part in _parts(experiment, train)]
-            value_range = agreed_range([part for part in parts if part is not None])
-        else:
-            value_range = parse_range(experiment.data_range)
+        parts = [train.subset(part) for part in _parts(experiment, train)]
+        value_range = range_of(experiment.data_range, parts)
     coded = (each.coded(value_range) for each in (train, test))
     first, second = (resized(each, experiment.size) for each in coded)
     return first, second
+
+
+def range_of(data_range: str, parts: Sequence[Samples]) -> ValueRange:
+    """The range that is given, or that clients with these samples agree on, as a server's boards do."""
+    if data_range != BOARDS:
+        return parse_range(data_range)
+    return agreed_range([bounds for part in parts if (bounds := part.bounds()) is not None])
 
 
 def _parts(experiment: Experiment, train: Dataset | Samples) -> tuple[NDArray[np.int64], ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedmpq.data.value_range import ValueRange
 from fedmpq.exchange.messages import Phase
 from fedmpq.exchange.wire import calibration_bytes_bound, model_bytes_bound
 from fedmpq.method.archive import unpack_model
@@ -16,6 +17,7 @@ from fedmpq.server.blobs import Blobs
 from fedmpq.server.round_facts import CHECKED
 from fedmpq.server.run_config import RunConfig, make_config
 from fedmpq.server.run_images import RunImages
+from fedmpq.server.run_range import stored_range
 from fedmpq.server.served_method import served_method
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Client, Member, Run
@@ -39,6 +41,8 @@ class ActiveRun:
         self.graph = Graph.from_bytes(self.graph_bytes)
         self.images = RunImages(self.config, self.graph, run.class_names)
         self.method = served_method(self.config, self.graph)
+        self.value_range: ValueRange | None = None
+        """Of measured values; None: there is none, or the boards have yet to agree on it."""
         self.accuracy: float | None = None
         """What the server last measured of a model that it handed out; None: it has measured none."""
         self._know(members)
@@ -52,9 +56,16 @@ class ActiveRun:
     @classmethod
     def load(cls, store: Store, blobs: Blobs, run: Run) -> ActiveRun:
         active = cls(run, blobs, store.members(run.run_id))
+        if (found := stored_range(store, run.run_id, active.config)) is not None:
+            active.use_range(found)
         if run.ready:
             active.measured(store.round(run.run_id, run.ready).metrics)
         return active
+
+    def use_range(self, value_range: ValueRange) -> None:
+        """What the codes of measured values stand for, from now on and for ever."""
+        self.value_range = value_range
+        self.images.use_range(value_range)
 
     def configured(self, run: Run) -> None:
         """The operator has changed settings; they hold from the next decision on."""

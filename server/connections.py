@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
+from fedmpq.data.value_range import ValueRange
 from fedmpq.proto import federation_pb2
 from fedmpq.server.store.records import Client
 
@@ -62,6 +63,8 @@ class Connection:
         """Whether it says that it is ready for a run before it can be chosen."""
         self.ready_for: str | None = None
         """The run that it has said this of."""
+        self.bounds: ValueRange | None = None
+        """The least and greatest of its measured values; None: its samples are codes, or it does not say."""
         self._steady, self._since = steady, steady()
         self.described: str | None = None
         """The run this stream has described to the client."""

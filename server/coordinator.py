@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmpq.server.active_run import ActiveRun, ReplayError
+from fedmpq.server.agreed_range import is_open
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads
 from fedmpq.server.collecting import Collecting
 from fedmpq.server.connections import Connection, Connections
@@ -269,7 +270,7 @@ class Coordinator:
 
     def greet(self, connection: Connection) -> None:
         """What a client that has just connected must know: its unfinished work, or that the run is over."""
-        if self.active is not None and connection.answers:
+        if self.active is not None and connection.answers and not is_open(self.active):
             describe(connection, self.active)
         if self.round is not None:
             self.round.greet(connection)

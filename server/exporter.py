@@ -17,8 +17,6 @@ from fedmpq.export.exporting import LabelledImages, export_model
 from fedmpq.export.target import Target
 from fedmpq.export.targets import find_target
 from fedmpq.model.deployed import DeployedModel
-from fedmpq.server.run_config import load_test_data
-from fedmpq.server.run_images import form_of
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.stored_run import StoredRun, read_stored_run
 
@@ -56,7 +54,7 @@ def export_run(stored: StoredRun, target: Target, folder: Path) -> None:
 def _tests(stored: StoredRun) -> LabelledImages | None:
     """The run's test images, if it has some and they can still be read."""
     try:
-        test = load_test_data(stored.config, form_of(stored.graph), stored.run.class_names)
+        test = stored.load_test_data()
     except (DataError, ImportError) as error:
         print(f"without test images: {error}", file=sys.stderr)
         return None

@@ -13,6 +13,8 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
+from fedmpq.data.dataset import DataError
+from fedmpq.data.value_range import ValueRange
 from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.export_formats import FORMATS
@@ -73,10 +75,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def Listen(self, request: pb.ListenRequest, context: Context) -> AsyncIterator[pb.Event]:
         async with answering(context):
             client = await self._described(await authenticate(context, self._store), request, context)
+            bounds = await _bounds(request, context)
             try:
                 connection = self._coordinator.connections.connect(client, request.answers)
             except TooManyConnections as error:
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: retry later")
+            connection.bounds = bounds
             try:
                 connection.send(self._welcome)
                 self._coordinator.greet(connection)
@@ -236,6 +240,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         async with answering(context):
             client = await authenticate(context, self._store)
             return await self._uploads.receive(client, context)
+
+
+async def _bounds(request: pb.ListenRequest, context: Context) -> ValueRange | None:
+    """The range of the client's measured values, if it has some."""
+    if not request.low and not request.high:
+        return None
+    try:
+        return ValueRange(tuple(request.low), tuple(request.high))
+    except DataError as error:
+        await refuse_argument(context, f"the bounds of this client's values: {error}")
 
 
 async def _check_samples(samples: int, context: Context) -> None:

@@ -11,6 +11,7 @@ from fedmpq.server.store.records import RoundAddress, Run, Seat
 
 def run_described(active: ActiveRun) -> pb.Event:
     """What a client must know of a run before it gets work of it."""
+    codes = active.value_range
     return pb.Event(
         run=pb.RunDescription(
             run_id=active.run.run_id,
@@ -20,6 +21,8 @@ def run_described(active: ActiveRun) -> pb.Event:
             class_names=active.run.class_names,
             rounds=active.config.rounds,
             plan=plan_to_message(active.method.recipe.plan_of(active.next_round)),
+            low=() if codes is None else codes.low,
+            high=() if codes is None else codes.high,
         )
     )
 

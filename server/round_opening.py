@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fedmpq.server.active_run import ActiveRun
+from fedmpq.server.agreed_range import agree, is_open
 from fedmpq.server.collecting import LOOK_SECONDS
 from fedmpq.server.learned_deadline import slowest_answers
 from fedmpq.server.places import may_begin, selectable
@@ -98,11 +99,15 @@ async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Clien
     while True:
         seen = resources.connections.changed.count
         resources.check_run(active.run)
-        describe_to_all(resources.connections, active)
+        await agree(resources, active)
+        if not is_open(active):
+            describe_to_all(resources.connections, active)
         # Also while it is paused: clients that were revoked are shut out at once.
         ready = await selectable(resources, active)
         if active.run.state == "paused":
             resources.waiting_for = "the operator"
+        elif is_open(active):
+            pass
         elif await may_begin(resources, active, ready):
             return ready
         else:

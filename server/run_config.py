@@ -12,10 +12,11 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedmpq.data.data_source import Split, load_form, load_split
+from fedmpq.data.data_source import DataSource, MeasuredSource, Split, load_form, load_samples
 from fedmpq.data.dataset import MAX_CLASSES, Dataset
 from fedmpq.data.fitting import Form, labelled, numbered
 from fedmpq.data.open_source import names_object, open_source
+from fedmpq.data.value_range import BOARDS, ValueRange, parse_range
 from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
@@ -23,6 +24,8 @@ from fedmpq.model.first_model import ImageFormat
 from fedmpq.system.named_object import is_path
 
 MAX_SIDE = 65536
+MEASURED = 1 / 64, 128
+"""Scale and zero point of codes that span a range of measured values, where nothing better is known."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -161,7 +164,8 @@ class RunConfig(MethodSettings):
             raise ConfigError("give image = [height, width, channels], or test_data to take it from")
         if self.class_names is None and self.classes is None:
             raise ConfigError("give class_names or classes = N, or test_data to take them from")
-        if self.input_scale is None or self.input_zero_point is None:
+        unknown = self.input_scale is None or self.input_zero_point is None
+        if unknown and self.data_range is None:
             raise ConfigError(
                 "give input_scale and input_zero_point (a pixel a stands for scale * (a - zero_point)), "
                 "or test_data to take them from"
@@ -272,7 +276,7 @@ def load_test_data(
     if form is None and config.image is not None:
         height, width, channels = config.image
         wanted = Form(height, width, channels)
-    test = _load(config.test_data, "test", wanted)
+    test = _load(config, config.test_data, "test", wanted)
     names = tuple(class_names) or config.class_names or ()
     # Classes that the run knows by number alone are the test data's own.
     return test if not names or numbered(names) else labelled(test, names)
@@ -281,15 +285,25 @@ def load_test_data(
 def load_calibration_data(config: RunConfig, form: Form) -> Dataset | None:
     """The images on which the server measures statistics: training images, or else what there is."""
     path = config.calibration_data
-    return None if path is None else _load(path, "train", form)
+    return None if path is None else _load(config, path, "train", form)
 
 
-def _load(path: str, split: Split, form: Form | None) -> Dataset:
+def _load(config: RunConfig, path: str, split: Split, form: Form | None) -> Dataset:
     source = open_source(path)
     there = split if split in source.splits() else source.splits()[0]
+    value_range = None if form is None else form.value_range
+    if value_range is None and config.data_range is not None:
+        value_range = _range_so_far(config.data_range, source, there)
     if form is None:
-        return load_split(source, path, there)
-    return load_form(source, path, there, form)
+        return load_samples(source, path, there).coded(value_range)
+    return load_form(source, path, there, replace(form, value_range=value_range))
+
+
+def _range_so_far(data_range: str, source: DataSource, split: Split) -> ValueRange | None:
+    """The range that is given; before boards agree on one that of the data themselves, to see their shape."""
+    if data_range != BOARDS:
+        return parse_range(data_range)
+    return source.bounds(split) if isinstance(source, MeasuredSource) else None
 
 
 def images_of(config: RunConfig, test: Dataset | None) -> Images:
@@ -300,8 +314,9 @@ def images_of(config: RunConfig, test: Dataset | None) -> Images:
     assert shape is not None
     scale, zero_point = config.input_scale, config.input_zero_point
     if scale is None or zero_point is None:
-        assert test is not None
-        measured = test.normalisation()
+        # Codes of a range that boards have yet to agree on are not known.
+        known = test is not None and config.data_range != BOARDS
+        measured = test.normalisation() if test is not None and known else MEASURED
         scale = measured[0] if scale is None else scale
         zero_point = measured[1] if zero_point is None else zero_point
     height, width, channels = shape

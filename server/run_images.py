@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fedmpq.data.dataset import DataError, Dataset
 from fedmpq.data.fitting import Form
+from fedmpq.data.value_range import ValueRange
 from fedmpq.model.graph import Graph
 from fedmpq.server.run_config import RunConfig, load_calibration_data, load_test_data
 from fedmpq.system.logs import say
@@ -24,6 +26,11 @@ class RunImages:
         self._form = form_of(graph)
         self._class_names = class_names
         self._read: dict[str, Dataset] = {}
+
+    def use_range(self, value_range: ValueRange) -> None:
+        """What codes of measured values stand for."""
+        self._form = replace(self._form, value_range=value_range)
+        self._read.clear()
 
     def test(self) -> Dataset | None:
         """None: the run has none, or they cannot be read now."""
@@ -47,9 +54,9 @@ class RunImages:
         return self._read[what]
 
 
-def form_of(graph: Graph) -> Form:
+def form_of(graph: Graph, value_range: ValueRange | None = None) -> Form:
     """What the graph takes."""
-    return Form(graph.input.height, graph.input.width, graph.input.channels)
+    return Form(graph.input.height, graph.input.width, graph.input.channels, value_range)
 
 
 def tell_skipped(what: str, config: RunConfig, data: Dataset) -> None:

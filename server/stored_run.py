@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmpq.data.dataset import Dataset
+from fedmpq.data.value_range import ValueRange
 from fedmpq.method.archive import unpack_model
 from fedmpq.method.history import History
 from fedmpq.method.quantized_method import QuantizedMethod
@@ -12,8 +14,10 @@ from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.server.blobs import Blobs, open_blobs
 from fedmpq.server.own_blobs import place_of_blobs
-from fedmpq.server.run_config import RunConfig, make_config
+from fedmpq.server.run_config import RunConfig, load_test_data, make_config
 from fedmpq.server.run_history import run_history
+from fedmpq.server.run_images import form_of
+from fedmpq.server.run_range import stored_range
 from fedmpq.server.served_method import served_method
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.protocol import Store
@@ -34,11 +38,18 @@ class StoredRun:
     method: QuantizedMethod
     model: GlobalModel
     client_names: dict[int, str]
+    value_range: ValueRange | None
+    """What codes of measured values stand for."""
     history: History
 
     @property
     def graph(self) -> Graph:
         return self.method.graph
+
+    def load_test_data(self) -> Dataset | None:
+        """The run's test data as its model takes them; None: it has none."""
+        form = form_of(self.graph, self.value_range)
+        return load_test_data(self.config, form, self.run.class_names)
 
 
 def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | None = None) -> StoredRun:
@@ -81,7 +92,8 @@ def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
     model = stored.after(run.ready, widths, tuple(m.record for m in members))
     method = served_method(config, graph)
     client_names = {m.client: names[m.client_id] for m in members}
-    return StoredRun(run, config, method, model, client_names, run_history(store, run))
+    value_range = stored_range(store, run.run_id, config)
+    return StoredRun(run, config, method, model, client_names, value_range, run_history(store, run))
 
 
 def _not_ready(run: Run) -> str:

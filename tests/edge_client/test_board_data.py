@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpq.data.dataset import DataError
+from fedmpq.data import image_folders
+from fedmpq.data.dataset import DataError, resize
 from fedmpq.data.fitting import Form
+from fedmpq.data.photo import read_photo
 from fedmpq.edge_client.board_data import MAX_EVALUATED, NamedData
 from tests.data.files import pixels, save_image
 
@@ -64,3 +66,45 @@ def test_a_class_to_leave_out_must_be_there(tmp_path: Path) -> None:
         save_image(tmp_path / "a" / f"{n}.png", pixels(4, 4, 3))
     with pytest.raises(DataError, match="class 'b' is to be left out, and is none of this data's 1"):
         NamedData(str(tmp_path), skip=["b"]).load(Form(3, 3, 1), ("a",))
+
+
+def test_new_and_changed_files_are_noticed_and_only_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        save_image(tmp_path / "a" / f"{n}.png", pixels(6, 6, 3))
+    source, form = NamedData(str(tmp_path)), Form(3, 3, 3)
+    source.load(form, ("a",))
+    assert not source.has_changed()
+    new, changed = pixels(6, 6, 3), pixels(8, 8, 3)
+    save_image(tmp_path / "a" / "3.png", new)
+    save_image(tmp_path / "a" / "1.png", changed)
+    (tmp_path / ".cache").mkdir()
+    assert source.has_changed()
+    read: list[str] = []
+
+    def counted(path: str, *arguments: Any) -> Any:
+        read.append(Path(path).name)
+        return read_photo(path, *arguments)
+
+    monkeypatch.setattr(image_folders, "read_photo", counted)
+    train = source.load(form, ("a",)).train
+    assert sorted(read) == ["1.png", "3.png"]
+    assert np.array_equal(train.images[3], resize(new[None], 3)[0])
+    assert np.array_equal(train.images[1], read_photo(str(tmp_path / "a" / "1.png"), (3, 3), 3))
+    assert np.array_equal(train.images, NamedData(str(tmp_path)).load(form, ("a",)).train.images)
+    assert not source.has_changed()
+    (tmp_path / "a" / "0.png").unlink()
+    assert source.has_changed()
+    assert len(source.load(form, ("a",)).train) == 3
+
+
+def test_an_archive_that_is_saved_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    _save(path, samples=np.zeros((4, 2, 5), np.float32), labels=np.zeros(4, np.int64))
+    source, form = NamedData(str(path)), Form(1, 5, 2)
+    assert source.bounds is not None
+    assert len(source.load(form, ("a",)).train) == 4
+    _save(path, samples=np.zeros((7, 2, 5), np.float32), labels=np.zeros(7, np.int64))
+    assert source.has_changed()
+    assert len(source.load(form, ("a",)).train) == 7

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.edge_client.board_data import HeldData
+from fedmpq.edge_client.board_data import HeldData, NamedData
 from fedmpq.edge_client.limits import PROCESS_BYTES
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.exchange.wire import plan_to_message
@@ -138,3 +138,34 @@ def test_a_disk_that_is_full_from_the_start_is_waited_for(
             await until(lambda: bool(scene.federation.receipts))
 
     scene.play(scenario)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_new_files_are_in_the_next_round(scene: Scene, tmp_path: Path, is_old: bool) -> None:
+    """The server hears of the number before the update comes; an old one by a new stream."""
+    scene.federation.is_old = is_old
+    whole, few = scene.data, scene.data.subset(range(40))
+    path = tmp_path / "data.npz"
+    save(path, few)
+    scene.federation.on_stream = scene.work.offer(scene.federation)
+
+    async def scenario() -> None:
+        async with scene.board(data=NamedData(str(path))):
+            await until(lambda: bool(scene.federation.complete(1)) and not scene.outbox)
+            save(path, whole)
+            scene.federation.on_stream = scene.work.offer(scene.federation, 2)
+            for event in scene.federation.on_stream:
+                scene.federation.send(event)
+            await until(lambda: bool(scene.federation.complete(2)))
+
+    scene.play(scenario)
+    assert scene.federation.complete(1) == [scene.work.update(few)]
+    assert scene.federation.complete(2) == [scene.work.update(whole, 2)]
+    if is_old:
+        assert scene.federation.hellos[-1].samples == len(whole)
+    else:
+        assert {each.samples for each in scene.federation.ready} == {len(few), len(whole)}
+
+
+def save(path: Path, data: Dataset) -> None:
+    np.savez(path, images=data.images, labels=data.labels, class_names=np.array(data.class_names))

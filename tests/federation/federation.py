@@ -46,6 +46,7 @@ class Federation:
     settings: dict[str, Any] = field(default_factory=dict)
     database: str | None = None
     """URL of a PostgreSQL database; by default SQLite in the state folder."""
+    data: str = "digits"
     split: Sequence[str] = ()
     """More options of `fedmpq split`."""
     boards: dict[int, Program] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Federation:
     def __post_init__(self) -> None:
         self.settings = {**SETTINGS, "clients_per_round": len(self.budgets), **self.settings}
         parts = self.folder / "parts"
-        words = ["split", "--data", "digits", "--clients", str(len(self.budgets)), "--alpha", str(ALPHA)]
+        words = ["split", "--data", self.data, "--clients", str(len(self.budgets)), "--alpha", str(ALPHA)]
         assert main([*words, *self.split, "--seed", str(self.settings["seed"]), "-o", str(parts)]) == 0
         self.state = self.folder / "state"
         self._first: First | None = None
@@ -145,9 +146,9 @@ class Federation:
     def simulated(self) -> Arrays:
         """What `fedmpq simulate` ends with, given the same settings, data and budgets."""
         known = {"model", "profile", "rounds", "epochs", "batch_size", "seed", "weights", "method"}
-        names = known & self.settings.keys()
+        names = (known | {"data_range"}) & self.settings.keys()
         experiment = Experiment(
-            data="digits",
+            data=self.data,
             budgets=tuple(map(float, self.budgets)),
             alpha=ALPHA,
             participation=self.settings["clients_per_round"] / len(self.budgets),

@@ -20,10 +20,12 @@ class Answering:
 
     def __init__(self, client: StandIn) -> None:
         self.client = client
-        request = pb.ListenRequest(budget=4.0, samples=10, version="new", engine="none", answers=True)
-        self._stream: Any = client.stub.Listen(request, metadata=client.metadata)
+        self._stream: Any = client.stub.Listen(self.hello(), metadata=client.metadata)
         self.heard: list[pb.Event] = []
         self._task = asyncio.create_task(self._listen())
+
+    def hello(self) -> pb.ListenRequest:
+        return pb.ListenRequest(budget=4.0, samples=10, version="new", engine="none", answers=True)
 
     async def _listen(self) -> None:
         async for event in self._stream:

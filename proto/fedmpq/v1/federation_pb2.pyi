@@ -36,18 +36,22 @@ class EnrollResponse(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class ListenRequest(_message.Message):
-    __slots__ = ("budget", "samples", "version", "engine", "answers")
+    __slots__ = ("budget", "samples", "version", "engine", "answers", "low", "high")
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
     budget: float
     samples: int
     version: str
     engine: str
     answers: bool
-    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., answers: bool = ...) -> None: ...
+    low: _containers.RepeatedScalarFieldContainer[float]
+    high: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., answers: bool = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("welcome", "run", "assignment", "cancelled", "run_ended")
@@ -72,7 +76,7 @@ class Welcome(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class RunDescription(_message.Message):
-    __slots__ = ("run_id", "name", "graph_id", "graph_bytes", "class_names", "rounds", "plan")
+    __slots__ = ("run_id", "name", "graph_id", "graph_bytes", "class_names", "rounds", "plan", "low", "high")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     GRAPH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +84,8 @@ class RunDescription(_message.Message):
     CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     graph_id: bytes
@@ -87,7 +93,9 @@ class RunDescription(_message.Message):
     class_names: _containers.RepeatedScalarFieldContainer[str]
     rounds: int
     plan: TrainingPlan
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., graph_id: _Optional[bytes] = ..., graph_bytes: _Optional[int] = ..., class_names: _Optional[_Iterable[str]] = ..., rounds: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ...) -> None: ...
+    low: _containers.RepeatedScalarFieldContainer[float]
+    high: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., graph_id: _Optional[bytes] = ..., graph_bytes: _Optional[int] = ..., class_names: _Optional[_Iterable[str]] = ..., rounds: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("run_id", "round", "client", "seed", "payload", "payload_bytes", "plan", "seconds_left", "evaluate", "bit_widths", "phase")
