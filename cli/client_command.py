@@ -40,7 +40,8 @@ def _add_required(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="PATH",
-        help="labelled images: class folders, idx files, .npz, or your own source as package.module:Class",
+        help="labelled data: class folders of photos or WAV files, .npz, tables, idx files, or your own as "
+        "package.module:name; docs/data.md says more",
     )
     parser.add_argument(
         "--test-data", metavar="PATH", help="measure received models on these (default: on --data)"

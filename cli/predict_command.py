@@ -1,4 +1,7 @@
-"""`fedmpq predict`: what an exported model sees in images. Needs ONNX Runtime, NumPy and Pillow alone."""
+"""`fedmpq predict`: what an exported model sees in images, or hears in recordings.
+
+Needs ONNX Runtime and NumPy alone, and Pillow for images.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedmpq.data.dataset import DataError
 from fedmpq.data.photo import read_photo, reason_of
+from fedmpq.data.sound import is_sound, log_mel, read_wave
 from fedmpq.export.format import ExportError
 from fedmpq.export.onnx.runtime import OnnxRunner
 
@@ -22,9 +26,9 @@ class ImageError(ValueError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print the likeliest classes of each image, as an exported .onnx model sees it."
+    parser.description = "Print the likeliest classes of each image or recording by an exported .onnx model."
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
+    parser.add_argument("images", type=Path, nargs="+", metavar="FILE", help="an image or a WAV file")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to print (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per image")
 
@@ -55,9 +59,11 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def read_image(path: Path, runner: OnnxRunner) -> NDArray[np.uint8]:
-    """The pixels as the model takes them, read as in training."""
+    """The pixels, or a recording's features, as the model takes them, read as in training."""
     height, width, channels = runner.image_shape
     try:
+        if is_sound(path.name) and channels == 1:
+            return log_mel(*read_wave(str(path)), height, width)[None, :, :, None]
         return read_photo(str(path), (height, width), channels)[None]
     except DataError:
         raise

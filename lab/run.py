@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from fedmpq.data.dataset import Dataset
-from fedmpq.data.value_range import BOARDS
+from fedmpq.data.data_card import data_facts
+from fedmpq.data.dataset import DataError, Dataset
+from fedmpq.data.value_range import BOARDS, ValueRange
 from fedmpq.export.card import run_facts
 from fedmpq.lab.checkpoint import load_checkpoint
 from fedmpq.lab.experiment import Experiment
@@ -47,6 +49,8 @@ class Run:
     test_data: Callable[[], Dataset | None]
     """Reads the run's test images; None if it has none."""
     test_source: str
+    data_facts: Callable[[], dict[str, Any]]
+    """What cards tell of the run's data."""
 
     @cached_property
     def history(self) -> History:
@@ -79,6 +83,7 @@ class Run:
         """One of those, with the facts that an exported file's card tells of it."""
         clients = [record.client for record in deployment.clients if record.client != ANYONE]
         facts = run_facts(self.name, self.model.round, clients, deployment.clients[0].budget)
+        facts |= self.data_facts()
         return DeployedModel(self.graph, deployment.layers, deployment.side, self.class_names, facts)
 
     def client(self, wanted: int | str) -> ClientRecord:
@@ -128,6 +133,7 @@ def _of_simulation(path: Path, own: MakesMethod | None) -> Run:
         method=None if experiment.trains_floats else integer_method(experiment, checkpoint.graph, own),
         test_data=lambda: _test_images(experiment),
         test_source=experiment.data,
+        data_facts=lambda: data_facts(experiment.data, _range(experiment)),
     )
 
 
@@ -146,6 +152,7 @@ def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
         method=stored.method,
         test_data=stored.load_test_data,
         test_source=str(stored.config.test_data),
+        data_facts=lambda: data_facts(stored.config.test_data, stored.value_range),
     )
 
 
@@ -156,6 +163,16 @@ def _test_images(experiment: Experiment) -> Dataset:
     whole = experiment.data_range == BOARDS
     _, test = load_data(experiment if whole else replace(experiment, train_limit=1))
     return test
+
+
+def _range(experiment: Experiment) -> ValueRange | None:
+    """What codes of measured values stand for; None: there is none, or the data are gone by now."""
+    from fedmpq.lab.simulation import value_range_of
+
+    try:
+        return value_range_of(experiment)
+    except (DataError, ImportError):
+        return None
 
 
 def _anyone(budget: float | None) -> ClientRecord:

@@ -176,24 +176,40 @@ def _run(
 
 def load_data(experiment: Experiment, source: DataSource | None = None) -> tuple[Dataset, Dataset]:
     """The images an experiment trains on, and those it is tested on: of `data`, unless of a source."""
-    measured = load_measured(
-        experiment.data if source is None else source,
+    return coded_data(experiment, *_measured(experiment, experiment.data if source is None else source))
+
+
+def _measured(experiment: Experiment, data: str | DataSource) -> tuple[Samples, Samples]:
+    return load_measured(
+        data,
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,
         size=experiment.size,
     )
-    return coded_data(experiment, *measured)
 
 
 def coded_data(experiment: Experiment, train: Samples, test: Samples) -> tuple[Dataset, Dataset]:
     """Both as 8-bit codes of the range that the experiment gives, or that its clients agree on by theirs."""
-    value_range = None
-    if experiment.data_range is not None and not train.is_coded:
-        parts = [train.subset(part) for part in _parts(experiment, train)]
-        value_range = range_of(experiment.data_range, parts)
+    value_range = _range(experiment, train)
     coded = (each.coded(value_range) for each in (train, test))
     first, second = (resized(each, experiment.size) for each in coded)
     return first, second
+
+
+def value_range_of(experiment: Experiment) -> ValueRange | None:
+    """What the codes of the experiment's measured values stand for; None: its data are codes, or in 0..1."""
+    if experiment.data_range is None:
+        return None
+    if experiment.data_range != BOARDS:
+        return parse_range(experiment.data_range)
+    return _range(experiment, _measured(experiment, experiment.data)[0])
+
+
+def _range(experiment: Experiment, train: Samples) -> ValueRange | None:
+    if experiment.data_range is None or train.is_coded:
+        return None
+    parts = [train.subset(part) for part in _parts(experiment, train)]
+    return range_of(experiment.data_range, parts)
 
 
 def range_of(data_range: str, parts: Sequence[Samples]) -> ValueRange:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedmpq.data.data_card import data_facts
 from fedmpq.data.dataset import DataError
 from fedmpq.export.card import run_facts
 from fedmpq.export.exporting import LabelledImages, export_model
@@ -43,9 +44,10 @@ def main(words: Sequence[str] | None = None) -> int:
 def export_run(stored: StoredRun, target: Target, folder: Path) -> None:
     """The models that the run's clients deploy, each under the name of the first client that has it."""
     tests = _tests(stored)
+    data = data_facts(stored.config.test_data, stored.value_range)
     for each in stored.method.deployments(stored.model, stored.model.clients):
         clients = [record.client for record in each.clients]
-        facts = run_facts(stored.run.name, stored.model.round, clients, each.clients[0].budget)
+        facts = run_facts(stored.run.name, stored.model.round, clients, each.clients[0].budget) | data
         model = DeployedModel(stored.graph, each.layers, each.side, stored.run.class_names, facts)
         path = folder / f"{stored.client_names[clients[0]]}{target.suffix}"
         export_model(model, path, target=target, tests=tests)

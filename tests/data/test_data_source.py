@@ -171,7 +171,7 @@ def test_the_built_in_sources_fit_too(kind: type) -> None:
 
 def test_the_documented_source_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    (tmp_path / "garden.py").write_text(page.split("```python\n")[1].split("```")[0])
+    (tmp_path / "garden.py").write_text(page.split("# garden.py\n")[1].split("```")[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "garden", None)

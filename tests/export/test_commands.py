@@ -15,9 +15,12 @@ from PIL import Image
 
 from fedmpq.cli.main import main
 from fedmpq.cli.predict_command import bar, softmax
+from fedmpq.data.sound import log_mel, read_wave
+from fedmpq.export.onnx.runtime import OnnxRunner
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
+from tests.data.test_sound import save, tone
 from tests.waiting import until
 
 Capture = pytest.CaptureFixture[str]
@@ -150,6 +153,15 @@ def test_predictions_add_up_and_are_sorted(models: Path, tmp_path: Path, capsys:
     assert lines[0] == images[0]
     assert len(lines) == 6
     assert all("%" in line for line in lines[1:])
+
+
+def test_a_recording_is_heard_as_in_training(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = save(tmp_path / "tone.wav", tone(880, 0.3))
+    assert main(["predict", str(models / "client-0.onnx"), str(path), "--top", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["classes"][0]
+    features = log_mel(*read_wave(str(path)), 8, 8)[None, :, :, None]
+    shares = softmax(OnnxRunner(models / "client-0.onnx").logits(features)[0])
+    assert found["probability"] == pytest.approx(float(shares.max()))
 
 
 def test_predicting_needs_neither_torch_nor_onnx(models: Path, tmp_path: Path) -> None:
