@@ -23,7 +23,7 @@ from fedmpq.server.exports import Exports
 from fedmpq.server.farewells import Farewells
 from fedmpq.server.final_exports import FinalExports
 from fedmpq.server.going_on import GoingOn, tell_held
-from fedmpq.server.readiness import describe
+from fedmpq.server.readiness import describe, mark_declined
 from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopped, Tally
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
@@ -313,9 +313,7 @@ class Coordinator:
 
     async def decline(self, client_id: str, address: RoundAddress | None, reason: str) -> None:
         """The client cannot take part in that round, or whichever is open, nor in others on this stream."""
-        if (connection := self.connections.get(client_id)) is not None:
-            connection.declined = reason
-            self.connections.changed.ring()
+        mark_declined(self.connections, client_id, reason)
         current = self.round
         if current is None:
             return

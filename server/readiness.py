@@ -6,10 +6,15 @@ is chosen for rounds only after the first.
 
 from __future__ import annotations
 
+import logging
+
 from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.connections import Connection, Connections
 from fedmpq.server.round_events import run_described
 from fedmpq.server.store.records import Client
+from fedmpq.system.logs import say
+
+log = logging.getLogger("fedmpq.server")
 
 
 def describe(connection: Connection, active: ActiveRun) -> None:
@@ -38,11 +43,24 @@ def mark_ready(connections: Connections, client: Client, run_id: str) -> None:
         connections.changed.ring()
 
 
+def mark_declined(connections: Connections, client_id: str, reason: str) -> None:
+    """The client cannot take part in rounds on this stream."""
+    if (connection := connections.get(client_id)) is not None:
+        if connection.declined != reason:
+            name = connection.client.name
+            say(log, "client cannot take part", level=logging.WARNING, client=name, reason=reason)
+        connection.declined = reason
+        connections.changed.ring()
+
+
 def is_ready(connection: Connection | None, active: ActiveRun) -> bool:
     """Whether a client may be chosen: it can take part, and has its data for this run if it says so."""
     if connection is None or connection.declined:
         return False
-    return not connection.answers or connection.ready_for == active.run.run_id
+    if not connection.answers:
+        # An old client does not know that there is a range, and would make other codes.
+        return active.config.data_range is None
+    return connection.ready_for == active.run.run_id
 
 
 def prepares(connection: Connection | None, active: ActiveRun, seconds: float) -> bool:

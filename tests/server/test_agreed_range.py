@@ -82,6 +82,21 @@ def test_a_range_that_is_given_holds_without_boards(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_client_that_knows_of_no_range_is_not_chosen(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            server.queue(small_config(rounds=1, clients_per_round=1, profile="paper", data_range="-2..2"))
+            (old,) = await server.clients(4)
+            running = asyncio.create_task(old.run())
+            await server.until(lambda: len(server.connections) == 1)
+            await server.until(lambda: server.coordinator.waiting_for == "0 of 1 clients ready")
+            running.cancel()
+            await asyncio.wait({running})
+            await close_all([old])
+
+    asyncio.run(scenario())
+
+
 def test_bounds_of_no_sense_are_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as server:
