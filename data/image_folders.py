@@ -31,7 +31,8 @@ class ImageFolders:
 
     def __init__(self, root: Path) -> None:
         self._folders = ClassFolders(root, is_photo)
-        self._known: _Known = {}
+        self._known: dict[_Key, Images] = {}
+        self._keys: list[_Key] = []
 
     def splits(self) -> tuple[Split, ...]:
         return self._folders.splits()
@@ -67,14 +68,30 @@ class ImageFolders:
             first = _reference(path for each in listings for path in each.paths)
             channels = channels or first.channels
             expected = first.size if size is None else None
-        wanted = _Wanted(size, expected, channels)
-        images, reasons = _decode_all(listing, wanted, self._known)
-        self._known = {} if size is None else _remembered(listing, wanted, images, reasons)
+        images, reasons = self._decoded(listing, _Wanted(size, expected, channels))
         skipped = check_skipped(listing.folder, listing.paths, reasons, "images")
         if skipped:
             kept = np.array([reason is None for reason in reasons])
             images, labels = images[kept], labels[kept]
+        # What was not left out, as it lies in the data set: a copy would take the memory twice.
+        good = [path for path, reason in zip(self._keys, reasons, strict=True) if reason is None]
+        self._known = dict(zip(good, images, strict=True)) if size is not None else {}
         return checked(listing.folder, images, labels, class_names, skipped)
+
+    def _decoded(self, listing: Listing, wanted: _Wanted) -> tuple[Images, list[str | None]]:
+        """All images as one array, and for each why it could not be read, or None."""
+        size = wanted.size or wanted.expected
+        assert size is not None
+        shape = (len(listing.paths), *size, wanted.channels)
+        _check_memory(listing.folder, shape)
+        if 2 * math.prod(shape) > memory_given():
+            # Both the old images and the new do not fit: all are decoded again.
+            self._known = {}
+        # Before they are read: a file that changes meanwhile is read again the next time.
+        self._keys = [_key(path, wanted) for path in listing.paths]
+        return _decode_all(
+            listing, wanted, np.zeros(shape, np.uint8), [self._known.get(key) for key in self._keys]
+        )
 
 
 class _First(NamedTuple):
@@ -110,22 +127,19 @@ class _Wanted(NamedTuple):
     channels: int
 
 
-_Known = dict[tuple[str, int, int, _Wanted], Images]
-"""Images by their file, its size and time of change, and what was wanted of it."""
+_Key = tuple[str, int, int, _Wanted]
+"""A file, its size and time of change, and what was wanted of it."""
 
 
-def _decode_all(listing: Listing, wanted: _Wanted, known: _Known) -> tuple[Images, list[str | None]]:
-    """All images as one array, and for each why it could not be read, or None."""
-    size = wanted.size or wanted.expected
-    assert size is not None
-    shape = (len(listing.paths), *size, wanted.channels)
-    _check_memory(listing.folder, shape)
-    images = np.zeros(shape, np.uint8)
+def _decode_all(
+    listing: Listing, wanted: _Wanted, images: Images, known: Sequence[Images | None]
+) -> tuple[Images, list[str | None]]:
+    """`images` with what is known and what files hold, and for each why it could not be read, or None."""
 
     def decode_chunk(start: int) -> list[str | None]:
         stop = min(start + _DECODE_CHUNK, len(listing.paths))
         return [
-            _decode(listing.paths[i], wanted, images[i], known)
+            _decode(listing.paths[i], wanted, images[i], known[i])
             if listing.classes[i] is not None
             else f"not listed in {ANNOTATIONS}"
             for i in range(start, stop)
@@ -145,12 +159,7 @@ def _check_memory(folder: Path, shape: tuple[int, ...]) -> None:
         )
 
 
-def _remembered(listing: Listing, wanted: _Wanted, images: Images, reasons: Sequence[str | None]) -> _Known:
-    found = zip(listing.paths, images, reasons, strict=True)
-    return {_key(path, wanted): image for path, image, reason in found if reason is None}
-
-
-def _key(path: str, wanted: _Wanted) -> tuple[str, int, int, _Wanted]:
+def _key(path: str, wanted: _Wanted) -> _Key:
     try:
         status = Path(path).stat()
     except OSError:
@@ -158,10 +167,10 @@ def _key(path: str, wanted: _Wanted) -> tuple[str, int, int, _Wanted]:
     return path, status.st_size, status.st_mtime_ns, wanted
 
 
-def _decode(path: str, wanted: _Wanted, out: Images, known: _Known) -> str | None:
+def _decode(path: str, wanted: _Wanted, out: Images, known: Images | None) -> str | None:
     """Decode one file into `out` (H, W, C); the reason if that is impossible."""
-    if (pixels := known.get(_key(path, wanted))) is not None:
-        out[...] = pixels
+    if known is not None:
+        out[...] = known
         return None
     try:
         pixels = read_photo(path, wanted.size, wanted.channels)
