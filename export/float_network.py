@@ -22,6 +22,7 @@ from fedmpq.model.graph import (
     GlobalAvgPool,
     Graph,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Quantize,
@@ -32,7 +33,7 @@ from fedmpq.model.never import assert_never
 
 Array = NDArray[np.float32]
 Tensors = Mapping[str, Array]
-PlainOp = Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten
+PlainOp = Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def float_network(graph: Graph, weights: Tensors, side: Tensors) -> FloatNetwork
             steps.append(FloatLayer(node.name, sources[0], op, weight, bias))
         elif isinstance(op, BatchNorm | Quantize):
             names[node.name] = sources[0]
-        elif isinstance(op, Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten):
+        elif isinstance(op, Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup):
             steps.append(FloatStep(node.name, sources, op))
         else:
             assert_never(op)

@@ -27,6 +27,7 @@ from fedmpq.model.integer_program import (
     QuantizeReal,
     Requantize,
 )
+from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.quantized import QuantizedLayer
 
 
@@ -62,7 +63,9 @@ class RealLayer:
     scale: NDArray[np.float32]
 
 
-OperationOfOne = RoundedLayer | RealLayer | Requantize | QuantizeReal | PoolMax | PoolAverage | FlattenCodes
+OperationOfOne = (
+    RoundedLayer | RealLayer | Requantize | QuantizeReal | PoolMax | PoolAverage | FlattenCodes | LookupCodes
+)
 """Reads one value."""
 Operation = OperationOfOne | AddCodes
 

@@ -9,6 +9,9 @@ from fedmpq.kernels.memory import Memory
 from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.kernels.tensors import CodeUpdate, Conv, Counter, Normalize, Rescale, StoredCodes
 
+TABLE = 256
+"""Entries of a table over stored codes."""
+
 
 def conv_forward(
     conv: Conv, codes: StoredCodes, weights: Memory, threads: int, acc: Memory, sums: Memory | None
@@ -228,6 +231,111 @@ def pass_error(states: Memory, images: int, count: int, threads: int, error: Mem
         count,
         threads,
         Elements(error, images * count),
+        Elements(clipped, 2),
+    )
+
+
+def lookup(
+    codes: StoredCodes, images: int, count: int, table: Memory, pairs: bool, threads: int, out: Memory
+) -> Call:
+    return CheckedCall(
+        "fedmpq_lookup",
+        codes.struct(images, count),
+        images,
+        count,
+        Elements(table, TABLE),
+        pairs,
+        threads,
+        Elements(out, StoredCodes.nbytes(images, count, pairs)),
+    )
+
+
+def lookup_backward(
+    codes: StoredCodes,
+    images: int,
+    count: int,
+    slopes: Memory,
+    states: Memory,
+    threads: int,
+    error: Memory,
+    clipped: Memory,
+) -> Call:
+    """Errors times the slopes of their codes; sums of those that were clipped into `clipped`."""
+    return CheckedCall(
+        "fedmpq_lookup_backward",
+        codes.struct(images, count),
+        images,
+        count,
+        Elements(slopes, TABLE),
+        Elements(states, TABLE),
+        threads,
+        Elements(error, images * count),
+        Elements(clipped, 2),
+    )
+
+
+def multiply(
+    left: StoredCodes,
+    right: StoredCodes,
+    extent: FedmpqExtent,
+    spread: bool,
+    multiplier: Number,
+    low: int,
+    high: int,
+    pairs: bool,
+    threads: int,
+    out: Memory,
+) -> Call:
+    images, count = extent.images, extent.pixels * extent.channels
+    return CheckedCall(
+        "fedmpq_multiply",
+        left.struct(images, count),
+        right.struct(images, extent.channels if spread else count),
+        extent,
+        spread,
+        multiplier,
+        low,
+        high,
+        pairs,
+        threads,
+        Elements(out, StoredCodes.nbytes(images, count, pairs)),
+    )
+
+
+def multiply_backward(
+    left: StoredCodes,
+    right: StoredCodes,
+    extent: FedmpqExtent,
+    spread: bool,
+    multiplier: Number,
+    low: int,
+    high: int,
+    left_scale: Number,
+    right_scale: Number,
+    error: Memory,
+    threads: int,
+    left_error: Memory,
+    right_error: Memory,
+    clipped: Memory,
+) -> Call:
+    """The errors of both factors, the left one maybe in place of the product's; sums of clipped errors."""
+    images, count = extent.images, extent.pixels * extent.channels
+    rights = extent.channels if spread else count
+    return CheckedCall(
+        "fedmpq_multiply_backward",
+        left.struct(images, count),
+        right.struct(images, rights),
+        extent,
+        spread,
+        multiplier,
+        low,
+        high,
+        left_scale,
+        right_scale,
+        Elements(error, images * count),
+        threads,
+        Elements(left_error, images * count),
+        Elements(right_error, images * rights),
         Elements(clipped, 2),
     )
 

@@ -34,18 +34,23 @@ from fedmpq.model.graph import (
     GlobalAvgPool,
     Graph,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Quantize,
     Relu,
 )
 from fedmpq.model.never import assert_never
+from fedmpq.model.pointwise import evaluated
 from fedmpq.model.quantized import Side, Weights
+from fedmpq.model.quantizers import bound_before
 
 Vector = NDArray[np.float64]
 _LEAST = 1e-30
 _UNBOUNDED = 1e9
 _LEAST_SHARE = 0.05
+# Where a function of a normal variable is evaluated, in deviations from its mean.
+_DEVIATIONS = np.linspace(-5.0, 5.0, 101)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,16 @@ class Moments:
         mean = low * below + high * above + first
         square = low**2 * below + high**2 * above + second
         return Moments(mean, np.maximum(square - mean**2, 0.0))
+
+    def through(self, op: Lookup) -> Moments:
+        """The moments of the function's value, where its argument is normal and has these."""
+        shares = _density(_DEVIATIONS)
+        shares /= shares.sum()
+        points = self.mean[:, None] + np.sqrt(np.maximum(self.variance, 0.0))[:, None] * _DEVIATIONS
+        values, _ = evaluated(op.function, op.parameter, points)
+        mean = (values * shares).sum(axis=1)
+        square = (np.square(values) * shares).sum(axis=1)
+        return Moments(mean, np.maximum(square - np.square(mean), 0.0))
 
 
 def quantized_statistics(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> Side:
@@ -166,6 +181,8 @@ class _Moments:
         if isinstance(op, Add):
             other = self._of[node.inputs[1]]
             return Moments(source.mean + other.mean, source.variance + other.variance)
+        if isinstance(op, Lookup):
+            return source.through(op)
         if isinstance(op, Flatten):
             copies = math.prod(self._graph.shapes[node.inputs[0]][1:])
             return Moments(source.mean.repeat(copies), source.variance.repeat(copies))
@@ -186,7 +203,7 @@ class _Moments:
         relu = before.op if before is not None and isinstance(before.op, Relu) else None
         source = self._of[before.inputs[0] if before is not None and relu is not None else node.inputs[0]]
         learnt = np.float32(self._side[f"{node.name}.clip"])
-        clip = float(effective_clip(learnt, relu.maximum if relu else 0.0))
+        clip = float(effective_clip(learnt, bound_before(self._graph, node)))
         return source.clipped(-clip if op.signed else 0.0, clip)
 
 

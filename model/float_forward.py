@@ -22,12 +22,15 @@ from fedmpq.model.graph import (
     GlobalAvgPool,
     Graph,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Quantize,
     Relu,
 )
 from fedmpq.model.never import assert_never
+from fedmpq.model.ops import Pool
+from fedmpq.model.pointwise import evaluated
 from fedmpq.model.quantized import Side, Weights
 
 Real = NDArray[np.float32]
@@ -70,19 +73,25 @@ def _value(node: Node, inputs: list[Real], weights: Weights, side: Side) -> Real
         value = np.clip(source, 0, op.maximum if op.maximum > 0 else None)
     elif isinstance(op, Add):
         value = source + inputs[1]
-    elif isinstance(op, MaxPool):
-        value = _windows(source, op, -np.inf).max(axis=(-2, -1))
-    elif isinstance(op, AvgPool):
-        value = _windows(source, op, 0.0).mean(axis=(-2, -1))
-    elif isinstance(op, GlobalAvgPool):
-        value = source.mean(axis=(1, 2), keepdims=True)
+    elif isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
+        value = _pooled(source, op)
     elif isinstance(op, Flatten):
         value = source if source.ndim == 2 else source.transpose(0, 3, 1, 2).reshape(len(source), -1)
+    elif isinstance(op, Lookup):
+        value, _ = evaluated(op.function, op.parameter, source)
     elif isinstance(op, Quantize):
         value = source
     else:
         assert_never(op)
     return np.asarray(value, np.float32)
+
+
+def _pooled(source: Real, op: Pool) -> Real:
+    if isinstance(op, GlobalAvgPool):
+        return np.asarray(source.mean(axis=(1, 2), keepdims=True), np.float32)
+    if isinstance(op, MaxPool):
+        return np.asarray(_windows(source, op, -np.inf).max(axis=(-2, -1)), np.float32)
+    return np.asarray(_windows(source, op, 0.0).mean(axis=(-2, -1)), np.float32)
 
 
 def _conv(source: Real, weight: Real, op: Conv2d) -> Real:

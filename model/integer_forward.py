@@ -26,6 +26,7 @@ from fedmpq.model.integer_program import (
     Requantize,
     Step,
 )
+from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.never import assert_never
 
 Array = NDArray[np.int32] | NDArray[np.float32]
@@ -119,6 +120,8 @@ def apply(step: Step, values: dict[str, Array], products: Products) -> Array:
         return _clamped(_window_sums(as_codes(source), step) * step.multiplier, step.low, step.high)
     if isinstance(step, FlattenCodes):
         return _flattened(source)
+    if isinstance(step, LookupCodes):
+        return np.take(step.table, as_codes(source) - step.low)
     assert_never(step)
 
 

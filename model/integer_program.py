@@ -32,6 +32,7 @@ from fedmpq.model.graph import (
     GlobalAvgPool,
     Graph,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Quantize,
@@ -39,8 +40,10 @@ from fedmpq.model.graph import (
     Shape,
 )
 from fedmpq.model.grid import MAX_BITS, code_range
+from fedmpq.model.lookup_tables import FunctionOfCodes, LookupCodes
 from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.quantizers import bound_before
 
 Vector = NDArray[np.float32]
 
@@ -139,7 +142,17 @@ class FlattenCodes:
     source: str
 
 
-Step = Accumulate | Requantize | Dequantize | AddCodes | QuantizeReal | PoolMax | PoolAverage | FlattenCodes
+Step = (
+    Accumulate
+    | Requantize
+    | Dequantize
+    | AddCodes
+    | QuantizeReal
+    | PoolMax
+    | PoolAverage
+    | FlattenCodes
+    | LookupCodes
+)
 
 
 @dataclass(frozen=True)
@@ -183,12 +196,11 @@ class _Real:
 class _Rectified:
     """A value after ReLU: the clamp at zero is left to the unsigned quantization that follows."""
 
-    value: FoldedProduct | _Real | CodeFormat
+    value: FoldedProduct | _Real | CodeFormat | FunctionOfCodes
     source: str
-    maximum: float
 
 
-_Value = CodeFormat | FoldedProduct | _Real | _Rectified
+_Value = CodeFormat | FoldedProduct | _Real | FunctionOfCodes | _Rectified
 
 
 Normalise = Callable[[Node, FoldedProduct, list[Step]], tuple[Vector, Vector]]
@@ -290,13 +302,15 @@ class _Compiler:
         if isinstance(op, BatchNorm):
             return self._folded(node, op)
         if isinstance(op, Relu):
-            return self._rectified(node, op)
+            return self._rectified(node)
         if isinstance(op, Quantize):
             return self._quantized(node, op)
         if isinstance(op, Add):
             left, right = (self._codes(name, node) for name in node.inputs)
             self.steps.append(AddCodes(node.name, source, node.inputs[1], left.scale, right.scale))
             return _Real(node.name)
+        if isinstance(op, Lookup):
+            return FunctionOfCodes(source, op, self._codes(source, node))
         if isinstance(op, MaxPool):
             self.steps.append(PoolMax(node.name, source, op))
             return self._codes(source, node)
@@ -339,23 +353,25 @@ class _Compiler:
         offset: Vector = beta + (product.offset - mean) * factor
         return replace(product, name=node.name, weight_scale=weight_scale, offset=offset)
 
-    def _rectified(self, node: Node, op: Relu) -> _Rectified:
+    def _rectified(self, node: Node) -> _Rectified:
         value = self.values[node.inputs[0]]
         if isinstance(value, _Rectified):
             raise ProgramError(f"ReLU {node.name!r} directly follows another ReLU; remove one of them")
-        return _Rectified(value, node.inputs[0], op.maximum)
+        return _Rectified(value, node.inputs[0])
 
     def _quantized(self, node: Node, op: Quantize) -> CodeFormat:
-        source, maximum = node.inputs[0], 0.0
+        source, maximum = node.inputs[0], bound_before(self.graph, node)
         value = self.values[source]
         if isinstance(value, _Rectified):
-            source, maximum = value.source, value.maximum
-            value = value.value
+            source, value = value.source, value.value
             if op.signed:
                 raise ProgramError(f"{node.name!r} quantizes a ReLU's output with a sign; make it unsigned")
         target = CodeFormat.quantized(np.float32(self.side[f"{node.name}.clip"]), maximum, op.bits, op.signed)
         if isinstance(value, _Real):
             self.steps.append(QuantizeReal(node.name, value.name, target.scale, target.low, target.high))
+            return target
+        if isinstance(value, FunctionOfCodes):
+            self.steps.append(value.rounded(node.name, target))
             return target
         if isinstance(value, FoldedProduct):
             source, scale = value.name, self._accumulate(value)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model.graph import Add, Graph, GraphError, Node, Quantize, Relu, Shape
+from fedmpq.model.quantizers import bound_before
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +24,8 @@ def initial_state(module: torch.nn.Module, graph: Graph) -> tuple[Weights, Side]
     """Float32 copies of the module's weights by layer, and of its side tensors by name.
 
     Clips, which a float module does not have, begin at 3 behind a ReLU, at 4 behind a ReLU of a sum (sums are
-    wider), never above that ReLU's own maximum, and at 6 where there is a sign (BatchNorm outputs have
-    deviation about 1).
+    wider) and at 6 where there is a sign (BatchNorm outputs have deviation about 1), but never above what
+    the value can be: the maximum of its ReLU, or 1 behind a sigmoid or tanh.
     """
     tensors = module.state_dict()
     weights = {
@@ -66,15 +67,14 @@ def _quantizers(graph: Graph) -> list[Node]:
 
 def _first_clip(graph: Graph, node: Node) -> NDArray[np.float32]:
     assert isinstance(node.op, Quantize)
-    if node.op.signed:
-        return np.array(SIGNED_CLIP, dtype=np.float32)
-    clip, source = RELU_CLIP, graph.by_name[node.inputs[0]]
-    if isinstance(source.op, Relu):
+    source = graph.by_name[node.inputs[0]]
+    clip = SIGNED_CLIP if node.op.signed else RELU_CLIP
+    if not node.op.signed and isinstance(source.op, Relu):
         before = graph.by_name.get(source.inputs[0])
         if before is not None and isinstance(before.op, Add):
             clip = SUM_CLIP
-        if source.op.maximum > 0:
-            clip = min(clip, source.op.maximum)
+    if bound := bound_before(graph, node):
+        clip = min(clip, bound)
     return np.array(clip, dtype=np.float32)
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedmpq.model.pointwise import FUNCTIONS
+
 Shape = tuple[int, ...]
 Size = tuple[int, int]
 Kind = Literal["codes", "real"]
@@ -115,8 +117,18 @@ class Flatten:
     """All elements in one row, channel by channel."""
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """A function of each value, by a table over codes: one of `pointwise.FUNCTIONS`."""
+
+    function: str
+    parameter: float
+    """Of a leaky ReLU the slope below zero, of an ELU its alpha, of every other function 0."""
+
+
 Layer = Conv2d | Linear
-Op = Conv2d | Linear | BatchNorm | Relu | Quantize | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten
+Pool = MaxPool | AvgPool | GlobalAvgPool
+Op = Conv2d | Linear | BatchNorm | Relu | Quantize | Add | Pool | Flatten | Lookup
 
 
 def check_range(what: str, value: int, low: int, high: int) -> None:
@@ -235,6 +247,16 @@ def _flatten(op: Flatten, x: Shape) -> Shape:
     return (math.prod(x),)
 
 
+def _lookup(op: Lookup, x: Shape) -> Shape:
+    if op.function not in FUNCTIONS:
+        raise GraphError(f"the function {op.function[:40]!r} is not known: take {', '.join(FUNCTIONS)}")
+    if FUNCTIONS[op.function].parameter is not None:
+        check_float32(f"the {FUNCTIONS[op.function].parameter}", op.parameter, zero_allowed=True)
+    elif op.parameter != 0 or math.copysign(1, op.parameter) < 0:
+        raise GraphError(f"the parameter is {op.parameter!r}, but {op.function} has none: leave it 0")
+    return x
+
+
 def _no_side_tensors(op: Op) -> dict[str, Shape]:
     return {}
 
@@ -278,4 +300,5 @@ RULES: dict[type[Op], Rule] = {
     AvgPool: Rule(1, reads="codes", gives=None, shape=_pool),
     GlobalAvgPool: Rule(1, reads="codes", gives=None, shape=_global_avg_pool),
     Flatten: Rule(1, reads="codes", gives=None, shape=_flatten),
+    Lookup: Rule(1, reads="codes", gives="real", shape=_lookup),
 }

@@ -1,28 +1,31 @@
 """Where activations become integer codes.
 
-Layers, additions, pools and Flatten read codes; ReLU and BatchNorm read real values, because they melt into
-the rounding that follows them:
+Layers, additions, lookups, pools and Flatten read codes; ReLU and BatchNorm read real values, because they
+melt into the rounding that follows them:
 
     conv - batch_norm - relu -> [quantize, unsigned] -> conv
     conv - batch_norm -> [quantize, signed 8 bit] -> add <- codes of the other branch
+    conv - batch_norm -> [quantize, signed 8 bit] -> lookup (SiLU) -> [quantize, signed 8 bit] -> conv
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fedmpq.model.graph import Graph, GraphError, Node, Quantize, Relu
+from fedmpq.model.graph import Graph, GraphError, Lookup, Node, Quantize, Relu
 from fedmpq.model.ops import RULES, check_range
+from fedmpq.model.pointwise import FUNCTIONS
 
-SIGNED_BITS = 8
-"""Width of the codes of a value that no ReLU has cut at zero, such as an input of a residual addition."""
+WIDE_BITS = 8
+"""Width of the codes of a value that no ReLU gives, such as an input of a residual addition."""
 
 
 def place_quantizers(graph: Graph, activation_bits: int) -> Graph:
     """`graph` with a Quantize node `<producer>.quantized` behind every real value that is needed as codes.
 
-    A ReLU's output gets `activation_bits` without a sign, any other 8 bits with one. One quantizer per
-    producer serves all that need codes; the graph's output stays real.
+    A ReLU's output gets `activation_bits` without a sign; what else cannot be negative gets 8 bits without
+    one, and any other value 8 bits with one. One quantizer per producer serves all that need codes; the
+    graph's output stays real.
     """
     check_range("activation_bits", activation_bits, 1, 8)
     if any(isinstance(node.op, Quantize) for node in graph.nodes):
@@ -36,8 +39,8 @@ def place_quantizers(graph: Graph, activation_bits: int) -> Graph:
             node = replace(node, inputs=tuple(quantized.get(name, name) for name in node.inputs))
         nodes.append(node)
         if node.name in quantized:
-            unsigned = isinstance(node.op, Relu)
-            op = Quantize(activation_bits, signed=False) if unsigned else Quantize(SIGNED_BITS, signed=True)
+            bits = activation_bits if isinstance(node.op, Relu) else WIDE_BITS
+            op = Quantize(bits, signed=_may_be_negative(node))
             nodes.append(Node(quantized[node.name], op, (node.name,)))
     placed = replace(graph, nodes=tuple(nodes))
     check_quantizers(placed)
@@ -54,6 +57,23 @@ def check_quantizers(graph: Graph) -> None:
                     f"node {node.name!r} ({type(node.op).__name__}) reads {name!r}, which holds"
                     f" {graph.kinds[name]}, needs {needed}: pass the graph through place_quantizers"
                 )
+
+
+def _may_be_negative(producer: Node) -> bool:
+    if isinstance(producer.op, Lookup):
+        return FUNCTIONS[producer.op.function].negative
+    return not isinstance(producer.op, Relu)
+
+
+def bound_before(graph: Graph, quantizer: Node) -> float:
+    """The greatest magnitude of what a Quantize node reads, where its producer has one, else 0.
+
+    Clips stop there: codes beyond would stand for values that never come.
+    """
+    source = graph.by_name[quantizer.inputs[0]]
+    if isinstance(source.op, Relu):
+        return source.op.maximum
+    return FUNCTIONS[source.op.function].bound if isinstance(source.op, Lookup) else 0.0
 
 
 def _feeds_codes(graph: Graph, producer: Node) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedmpq.model.aten_lookups import LOOKUPS, lookup_of
 from fedmpq.model.graph import (
     INPUT,
     Add,
@@ -154,8 +155,7 @@ class _Tracer:
         return [node for node in self.nodes if node.name in needed]
 
     def _translate(self, node: torch.fx.Node) -> None:
-        # "aten.relu_.default" is "aten.relu.default" in place.
-        call = str(node.target).replace("_.", ".")
+        call = _call_of(node)
         method = _SUPPORTED.get(call)
         if method is None:
             raise self._error(node, f"is not supported; supported are {', '.join(_SUPPORTED)}")
@@ -315,6 +315,13 @@ class _Tracer:
             raise self._error(node, f"cuts at {low} and {high}; the first must be 0, the second above it")
         return self._emit(self._fresh(node), Relu(high), self._read(arguments["self"], node))
 
+    def _lookup(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        try:
+            op = lookup_of(_call_of(node), arguments)
+        except ValueError as error:
+            raise self._error(node, str(error)) from None
+        return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
+
     def _add(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
         if arguments["alpha"] != 1:
             raise self._error(node, f"has alpha={arguments['alpha']}; only plain sums are supported")
@@ -388,6 +395,11 @@ class _Tracer:
         return self._read(arguments["self"], node)
 
 
+def _call_of(node: torch.fx.Node) -> str:
+    """The call's name; "aten.relu_.default" is "aten.relu.default" in place."""
+    return str(node.target).replace("_.", ".")
+
+
 def _names_by_tensor(module: torch.nn.Module) -> dict[str, list[str]]:
     """For every parameter and buffer, all names the same tensor goes by."""
     tensors = [
@@ -412,6 +424,7 @@ _SUPPORTED: dict[str, _Method] = {
     "aten.relu.default": _Tracer._relu,
     "aten.relu6.default": _Tracer._relu6,
     "aten.hardtanh.default": _Tracer._hardtanh,
+    **dict.fromkeys(LOOKUPS, _Tracer._lookup),
     "aten.add.Tensor": _Tracer._add,
     "aten.max_pool2d.default": _Tracer._max_pool2d,
     "aten.avg_pool2d.default": _Tracer._avg_pool2d,

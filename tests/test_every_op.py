@@ -41,6 +41,7 @@ from fedmpq.model.ops import (
     Flatten,
     GlobalAvgPool,
     Linear,
+    Lookup,
     MaxPool,
     Op,
     Quantize,
@@ -85,6 +86,9 @@ CASES: dict[type[Op], Callable[[], nn.Module]] = {
     AvgPool: lambda: Network(4 * 16, nn.AvgPool2d(2)),
     GlobalAvgPool: lambda: Network(4, nn.AdaptiveAvgPool2d(1)),
     Flatten: lambda: Network(4 * PIXELS),
+    Lookup: lambda: Network(
+        4 * PIXELS, nn.SiLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Hardswish(), nn.LeakyReLU(0.1)
+    ),
 }
 
 

@@ -20,6 +20,7 @@ from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.tensors import StoredCodes
+from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT
 from fedmpq.model.randomness import Draws
 from fedmpq.training.arena import Layout, StepBuffer
@@ -64,6 +65,11 @@ class Tensor:
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def form(self) -> CodeFormat:
+        """What the codes mean in the step under way."""
+        return CodeFormat(np.float32(self.scale), self.low, self.high)
 
     def unpaired(self) -> NDArray[np.uint8]:
         """The stored codes, a byte each, a row for each image."""

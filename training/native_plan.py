@@ -1,7 +1,7 @@
 """How the native engine walks a graph: nodes that compute in one go are one unit.
 
-A layer, the BatchNorm behind it, the ReLU and the quantization are one unit; so are an addition and its
-quantization. What is real-valued lives only inside a unit; between units there are codes.
+A layer, the BatchNorm behind it, the ReLU and the quantization are one unit; so are an addition or a lookup
+and its quantization. What is real-valued lives only inside a unit; between units there are codes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from fedmpq.model.graph import (
     Graph,
     GraphError,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Quantize,
     Relu,
 )
 from fedmpq.model.never import assert_never
-from fedmpq.model.quantizers import check_quantizers
+from fedmpq.model.quantizers import bound_before, check_quantizers
 
 # What the kernels count in int32: bytes of a padded image, with a bit to spare for its offsets, and sums of
 # products of codes, weights (at most 127) and errors (at most 128).
@@ -41,7 +42,7 @@ class Quantizer:
     name: str
     op: Quantize
     maximum: float
-    """The bound of the ReLU before it, 0 for none."""
+    """The bound of the ReLU or function before it, 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,23 @@ class SumUnit:
     @property
     def output(self) -> str:
         return self.quantizer.name
+
+
+@dataclass(frozen=True)
+class LookupUnit:
+    """A function of codes, rounded."""
+
+    op: Lookup
+    source: str
+    quantizer: Quantizer
+
+    @property
+    def output(self) -> str:
+        return self.quantizer.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
 
 
 @dataclass(frozen=True)
@@ -121,7 +139,7 @@ class FlattenUnit:
         return self.node.inputs
 
 
-Unit = ProductUnit | SumUnit | PoolUnit | FlattenUnit
+Unit = ProductUnit | SumUnit | LookupUnit | PoolUnit | FlattenUnit
 
 
 def units_of(graph: Graph) -> tuple[Unit, ...]:
@@ -144,6 +162,8 @@ def _unit_of(graph: Graph, node: Node) -> Unit | None:
         return _product(graph, node, op)
     if isinstance(op, Add):
         return SumUnit(node.inputs, _the_quantizer(graph, node))
+    if isinstance(op, Lookup):
+        return LookupUnit(op, node.inputs[0], _the_quantizer(graph, node))
     if isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
         _check_pool(graph, node, op)
         return PoolUnit(node, op)
@@ -225,16 +245,15 @@ def _greatest_byte(graph: Graph, name: str) -> int:
 
 def _the_quantizer(graph: Graph, node: Node) -> Quantizer:
     """The one quantizer behind a real value, maybe through a ReLU."""
-    found = []
-    maximum = node.op.maximum if isinstance(node.op, Relu) else 0.0
-    for reader in (graph.by_name[name] for name in graph.consumers[node.name]):
-        if isinstance(reader.op, Quantize):
-            found.append(Quantizer(reader.name, reader.op, maximum))
-        elif isinstance(reader.op, Relu) and not isinstance(node.op, Relu):
-            behind = (graph.by_name[name] for name in graph.consumers[reader.name])
-            found += [
-                Quantizer(q.name, q.op, reader.op.maximum) for q in behind if isinstance(q.op, Quantize)
-            ]
+    readers = [graph.by_name[name] for name in graph.consumers[node.name]]
+    for reader in readers[:]:
+        if isinstance(reader.op, Relu) and not isinstance(node.op, Relu):
+            readers += [graph.by_name[name] for name in graph.consumers[reader.name]]
+    found = [
+        Quantizer(reader.name, reader.op, bound_before(graph, reader))
+        for reader in readers
+        if isinstance(reader.op, Quantize)
+    ]
     if len(found) != 1:
         raise GraphError(
             f"the value of {node.name!r} is rounded {len(found)} times; the native engine needs it rounded"

@@ -25,7 +25,14 @@ from fedmpq.model.graph import (
     Quantize,
 )
 from fedmpq.model.ops import Shape
-from fedmpq.training.native_plan import FlattenUnit, PoolUnit, ProductUnit, SumUnit, Unit, units_of
+from fedmpq.training.native_plan import (
+    LookupUnit,
+    PoolUnit,
+    ProductUnit,
+    SumUnit,
+    Unit,
+    units_of,
+)
 
 # Codes as received, twice unpacked and while they are trained, packed planes and payloads of both directions.
 _BYTES_PER_WEIGHT = 8
@@ -218,7 +225,7 @@ class _Step:
             lives.use(*sources, codes)
 
     def _bytes_of(self, unit: Unit) -> float:
-        if isinstance(unit, ProductUnit | SumUnit):
+        if isinstance(unit, ProductUnit | SumUnit | LookupUnit):
             quantizer = unit.quantizer
             return 4.0 if quantizer is None else _code_bytes(quantizer.op)
         averages = isinstance(unit, PoolUnit) and not unit.takes_greatest
@@ -233,7 +240,7 @@ class _Step:
         used = [error, *(self._states[unit.output] for _ in (0,) if isinstance(unit, SumUnit))]
         for source in unit.sources:
             own = self._error_of(source)
-            kept = [self._codes[source]] if isinstance(unit, PoolUnit | FlattenUnit) else []
+            kept = [] if isinstance(unit, SumUnit) else [self._codes[source]]
             lives.use(*used, *kept, own)
 
     def _error_of(self, name: str) -> _Buffer:

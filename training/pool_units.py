@@ -12,7 +12,6 @@ from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.tensors import Conv
-from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, AvgPool, GlobalAvgPool, MaxPool
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.native_plan import FlattenUnit, PoolUnit
@@ -36,7 +35,7 @@ class PoolForward:
         pool = _pool_of(unit.op, source)
         low, high = source.low, source.high
         if not unit.takes_greatest:
-            averaged = _format(source).averaged()
+            averaged = source.form.averaged()
             low, high = averaged.low, averaged.high
         shape = pool.out_channels, pool.out_height, pool.out_width
         target = binding.new_tensor(source.images, shape, low, high)
@@ -78,7 +77,7 @@ class Pool:
         if this.unit.takes_greatest:
             this.target.scale = this.source.scale
         else:
-            form = _format(this.source)
+            form = this.source.form
             this.target.scale = float(form.averaged().scale)
             this.multiplier.value = float(form.averaging(this.pool.kernel_h * this.pool.kernel_w))
         this.run()
@@ -152,10 +151,6 @@ def _pool_of(op: MaxPool | AvgPool | GlobalAvgPool, source: Tensor) -> Conv:
         kernel = source.shape[1:]
         return Conv.over(source.images, source.shape, kernel, kernel)
     return Conv.over(source.images, source.shape, op.kernel, op.stride, op.padding)
-
-
-def _format(tensor: Tensor) -> CodeFormat:
-    return CodeFormat(np.float32(tensor.scale), tensor.low, tensor.high)
 
 
 def _paired(codes: NDArray[np.uint8], pairs: bool) -> NDArray[np.uint8]:

@@ -19,7 +19,7 @@ from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.activations import MIN_CLIP, code_bounds
 from fedmpq.model.graph import BatchNorm, Node
 from fedmpq.model.quantized import Side
-from fedmpq.training.native_plan import ProductUnit, Quantizer, SumUnit, Unit
+from fedmpq.training.native_plan import FlattenUnit, PoolUnit, ProductUnit, Quantizer, Unit
 
 Vector = NDArray[np.float32]
 
@@ -41,7 +41,7 @@ class SideTensors:
         self, side: Side, units: Iterable[Unit], plan: TrainingPlan, frozen: Collection[str] = ()
     ) -> None:
         products = [unit for unit in units if isinstance(unit, ProductUnit)]
-        quantized = [unit for unit in units if isinstance(unit, ProductUnit | SumUnit)]
+        quantized = [unit for unit in units if not isinstance(unit, PoolUnit | FlattenUnit)]
         self.quantizers = [unit.quantizer for unit in quantized if unit.quantizer is not None]
         self._plan = plan
         self._shapes = {name: tensor.shape for name, tensor in side.items()}

@@ -31,6 +31,7 @@ from fedmpq.model.graph import (
     GlobalAvgPool,
     Graph,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Quantize,
@@ -39,6 +40,7 @@ from fedmpq.model.graph import (
 from fedmpq.model.integer_program import check_state
 from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights
+from fedmpq.model.quantizers import bound_before
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.training import torch_ops, update
 from fedmpq.training.engine import Batch, EpochResult, TrainingError
@@ -159,17 +161,18 @@ class _Network:
         if isinstance(op, BatchNorm):
             return self._batch_norm(node, op, value)
         if isinstance(op, Relu):
-            return Value(value.tensor, value.form, op.maximum), lambda gradient: (gradient,)
+            # The quantization that follows carries out the clamp.
+            return value, lambda gradient: (gradient,)
         if isinstance(op, Quantize):
             return self._quantize(node, op, value)
         if isinstance(op, Add):
             return torch_ops.add(inputs[0], inputs[1])
+        if isinstance(op, Lookup):
+            return torch_ops.lookup(value, op)
         if isinstance(op, MaxPool):
             return torch_ops.max_pool(value, op)
-        if isinstance(op, AvgPool):
-            return torch_ops.average_pool(value, op)
-        if isinstance(op, GlobalAvgPool):
-            return torch_ops.average_pool(value, None)
+        if isinstance(op, AvgPool | GlobalAvgPool):
+            return torch_ops.average_pool(value, None if isinstance(op, GlobalAvgPool) else op)
         if isinstance(op, Flatten):
             return torch_ops.flatten(value)
         assert_never(op)
@@ -207,7 +210,7 @@ class _Network:
 
     def _quantize(self, node: Node, op: Quantize, value: Value) -> tuple[Value, Backward]:
         name = f"{node.name}.clip"
-        clip, maximum = np.float32(self.side[name]), value.maximum or 0.0
+        clip, maximum = np.float32(self.side[name]), bound_before(self.graph, node)
         form = CodeFormat.quantized(clip, maximum, op.bits, op.signed)
         out, back = torch_ops.quantize(value, form, clip_is_free=not 0 < maximum <= clip)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpq.model.activations import CodeFormat
-from fedmpq.model.graph import AvgPool, BatchNorm, Conv2d, Linear, MaxPool
+from fedmpq.model.graph import AvgPool, BatchNorm, Conv2d, Linear, Lookup, MaxPool
+from fedmpq.model.lookup_tables import real_tables
 
 EXACT_FLOAT32 = 2**24
 
@@ -62,8 +63,6 @@ class Value:
 
     tensor: Tensor
     form: CodeFormat | None = None
-    maximum: float | None = None
-    """Set after a ReLU, whose clamp the quantization that follows carries out: its bound, 0 for none."""
     _packed: Packed | None = field(default=None, repr=False)
 
     def real(self) -> Tensor:
@@ -184,11 +183,23 @@ def quantize(
                 d_clip = d_clip - gradient[below].sum()
         return gradient.masked_fill(above | below, 0.0), d_clip
 
-    return Value(codes, form), backward
+    return Value(codes.float(), form), backward
 
 
 def add(left: Value, right: Value) -> tuple[Value, Backward]:
     return Value(left.real() + right.real()), lambda gradient: (gradient, gradient)
+
+
+def lookup(value: Value, op: Lookup) -> tuple[Value, Backward]:
+    """A function of codes, in float64 as the integer program has it, and its slope at each code."""
+    codes, form = value.codes()
+    values, slopes = map(torch.from_numpy, real_tables(op, form))
+    places, packed = (codes - form.low).long(), value.packed()
+
+    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (gradient * slopes[(packed.unpack() - form.low).long()],)
+
+    return Value(values[places]), backward
 
 
 def max_pool(value: Value, op: MaxPool) -> tuple[Value, Backward]:

@@ -7,10 +7,22 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedmpq.export.executorch.functions import function_of
 from fedmpq.export.executorch.runtime import quiet
 from fedmpq.export.float_network import FloatLayer, FloatNetwork, PlainOp
 from fedmpq.export.format import FORMAT, MAX_BATCH, VERSION_METHOD
-from fedmpq.model.graph import INPUT, Add, AvgPool, Conv2d, Flatten, GlobalAvgPool, Linear, MaxPool, Relu
+from fedmpq.model.graph import (
+    INPUT,
+    Add,
+    AvgPool,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool,
+    Linear,
+    Lookup,
+    MaxPool,
+    Relu,
+)
 from fedmpq.model.never import assert_never
 
 
@@ -72,4 +84,6 @@ def _plain(op: PlainOp, inputs: list[torch.Tensor]) -> torch.Tensor:
         return functional.max_pool2d(source, op.kernel, op.stride, op.padding)
     if isinstance(op, AvgPool):
         return functional.avg_pool2d(source, op.kernel, op.stride, op.padding)
+    if isinstance(op, Lookup):
+        return function_of(op, source)
     assert_never(op)

@@ -20,10 +20,12 @@ from torch import nn
 from torch.nn import functional
 
 from fedmpq.export.executorch.additions import IN_INTEGERS
+from fedmpq.export.executorch.functions import function_of
 from fedmpq.export.executorch.runtime import quiet
 from fedmpq.export.executorch.scales import choose_scales
 from fedmpq.export.format import FORMAT, MAX_BATCH, VERSION_METHOD, ExportError
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, operations
+from fedmpq.export.real_functions import exact_rounding
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, Conv2d
 from fedmpq.model.grid import integer_weights
@@ -36,6 +38,7 @@ from fedmpq.model.integer_program import (
     QuantizeReal,
     Requantize,
 )
+from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
 
@@ -73,7 +76,8 @@ def _lowered(program: IntegerProgram, steps: tuple[Operation, ...], outputs: Seq
     example = torch.zeros(MAX_BATCH, image.channels, image.height, image.width, dtype=torch.int8)
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     exported = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
-    whole = [torch.ops.aten.linear.default, torch.ops.aten.max_pool2d.default]
+    aten = torch.ops.aten
+    whole = [aten.linear.default, aten.max_pool2d.default, aten.hardswish.default]
     config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=whole)
     edge = to_edge(exported, constant_methods={VERSION_METHOD: FORMAT}, compile_config=config)
     # torch takes a float bias only, which cannot carry 32 bits; XNNPACK's serializer takes integers too.
@@ -96,6 +100,10 @@ def _check_delegated(graph: torch.fx.Graph) -> None:
         )
     if calls.count("executorch_call_delegate") != 1:
         raise ExportError("XNNPACK takes this model in several parts only: export to onnx")
+
+
+def _times(value: torch.Tensor, factor: float) -> torch.Tensor:
+    return value if factor == 1 else value * factor
 
 
 class _IntegerModule(nn.Module):
@@ -165,6 +173,8 @@ class _IntegerModule(nn.Module):
         if isinstance(step, FlattenCodes):
             features = math.prod(self.program.graph.shapes[step.source])
             return self._rounded(step.output, source.reshape(-1, features))
+        if isinstance(step, LookupCodes):
+            return self._rounded_function(step, source)
         assert_never(step)
 
     def _layer(self, number: int, step: RoundedLayer, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -203,6 +213,23 @@ class _IntegerModule(nn.Module):
         return self._rounded(
             step.output, torch.ops.quantized_decomposed.dequantize_per_tensor(codes, *stored)
         )
+
+    def _rounded_function(self, step: LookupCodes, source: torch.Tensor) -> torch.Tensor:
+        """The function in float32, which XNNPACK has, where that is exact."""
+        form, target = self.program.formats[step.source], self.program.formats[step.output]
+        rounding = exact_rounding(step, form, target, np.arange(form.low, form.high + 1))
+        if rounding is None:
+            raise ExportError(
+                f"{step.op.function} before {step.output!r} has codes next to a tie, which XNNPACK may round"
+                " otherwise: export to onnx"
+            )
+        # Stored scales may be 1 in place of the program's.
+        stored_source, stored_output = (float(self.scales.of(name)) for name in (step.source, step.output))
+        value = function_of(step.op, _times(source, float(form.scale) / stored_source))
+        value = _times(value, rounding.factor * stored_output / float(target.scale))
+        if rounding.offset:
+            value = value + rounding.offset * stored_output
+        return self._rounded(step.output, value)
 
     def _real(self, values: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
         real: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(

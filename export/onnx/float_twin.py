@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from fedmpq.export.float_network import FloatLayer, FloatNetwork, PlainOp
 from fedmpq.export.format import INPUT_NAME, OUTPUT_NAME
+from fedmpq.export.onnx.float_functions import function_of
 from fedmpq.export.onnx.functions import IR_VERSION, OPSET
 from fedmpq.export.onnx.writer import OnnxWriter
 from fedmpq.model.graph import (
@@ -19,6 +20,7 @@ from fedmpq.model.graph import (
     Conv2d,
     Flatten,
     GlobalAvgPool,
+    Lookup,
     MaxPool,
     Relu,
 )
@@ -72,6 +74,8 @@ def _plain(writer: OnnxWriter, op: PlainOp, inputs: list[str]) -> str:
     if isinstance(op, AvgPool):
         window = _window(op)
         return writer.node("AveragePool", inputs, count_include_pad=1, kernel_shape=op.kernel, **window)
+    if isinstance(op, Lookup):
+        return function_of(writer, op, inputs[0])
     assert_never(op)
 
 

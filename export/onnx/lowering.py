@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from fedmpq.export.format import FORMAT, INPUT_NAME, METADATA_KEY, OUTPUT_NAME
+from fedmpq.export.onnx.float_functions import function_of
 from fedmpq.export.onnx.functions import DOMAIN, IR_VERSION, OPSET, functions
 from fedmpq.export.onnx.integer_add import Operand, Ratios, exact_ratios
 from fedmpq.export.onnx.pixel_groups import PIXELS, PixelGroups, pixel_groups
 from fedmpq.export.onnx.writer import OnnxWriter
 from fedmpq.export.operations import Operation, OperationOfOne, RealLayer, RoundedLayer, Sums, operations
+from fedmpq.export.real_functions import Rounding, exact_rounding
 from fedmpq.model import planes
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, Conv2d
@@ -39,6 +41,7 @@ from fedmpq.model.integer_program import (
     QuantizeReal,
     Requantize,
 )
+from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
 
@@ -86,6 +89,13 @@ def weight_constants(bits: int) -> tuple[NDArray[np.uint8], np.int32, np.int8 | 
     return place, np.int32(0 if bits == MAX_BITS else 1), np.uint8(128)
 
 
+def byte_table(step: LookupCodes, formats: Mapping[str, CodeFormat]) -> NDArray[np.uint8]:
+    """The stored code of the output for each of 256 stored codes; one beyond the codes is as the nearest."""
+    codes = np.arange(256) - zero_point(formats[step.source])
+    places = np.clip(codes - step.low, 0, len(step.table) - 1)
+    return (step.table[places] + zero_point(formats[step.output])).astype(np.uint8)
+
+
 class _Lowering:
     def __init__(self, program: IntegerProgram, steps: tuple[Operation, ...]) -> None:
         self.program = program
@@ -94,6 +104,7 @@ class _Lowering:
         self.names: dict[str, str] = {}
         self.sums = {step.output: step for step in steps if isinstance(step, AddCodes)}
         self.ratios: dict[str, Ratios] = {}
+        self.roundings: dict[str, Rounding | None] = {}
         self.unclamped: set[str] = set()
         self.channels = 0
         self.groups = {step.output: groups for step in steps if (groups := self._pixel_groups(step))}
@@ -103,8 +114,9 @@ class _Lowering:
         for step in self.steps:
             if isinstance(step, QuantizeReal):
                 self._plan_sum(self.sums[step.source], step, branches)
+        self._plan_functions()
         self.biases, self.multipliers = self._vectors()
-        if any(_source(step) == INPUT and step.output not in self.groups for step in self.steps):
+        if any(INPUT in _sources(step) and step.output not in self.groups for step in self.steps):
             self.names[INPUT] = self.writer.node("Transpose", [INPUT_NAME], perm=[0, 3, 1, 2])
         for step in self.steps:
             if not isinstance(step, AddCodes):
@@ -151,6 +163,8 @@ class _Lowering:
             return self._average(step)
         if isinstance(step, FlattenCodes):
             return self.writer.node("Flatten", [self.names[step.source]])
+        if isinstance(step, LookupCodes):
+            return self._looked_up(step)
         assert_never(step)
 
     def _real(self, name: str) -> str:
@@ -187,6 +201,23 @@ class _Lowering:
                 self.ratios[rounding.output] = ratios
                 self.unclamped |= unclamped
                 return
+
+    def _plan_functions(self) -> None:
+        """Roundings for functions; what only functions read need not be clamped first, if they can do it."""
+        formats = self.program.formats
+        steps = [step for step in self.steps if isinstance(step, LookupCodes)]
+        others = {name for step in self.steps if not isinstance(step, LookupCodes) for name in _sources(step)}
+        layers = {step.output for step in self.steps if isinstance(step, RoundedLayer)}
+        for name in dict.fromkeys(step.source for step in steps):
+            form, readers = formats[name], [step for step in steps if step.source == name]
+            every = np.arange(256) - zero_point(form)
+            own = np.arange(form.low, form.high + 1)
+            for codes in (every, own) if name in layers - others else (own,):
+                found = [exact_rounding(step, form, formats[step.output], codes) for step in readers]
+                if codes is every and all(found):
+                    self.unclamped.add(name)
+                    break
+            self.roundings.update({step.output: each for step, each in zip(readers, found, strict=True)})
 
     def _rounded_layer(self, step: RoundedLayer) -> str:
         if step.output in self.groups:
@@ -288,6 +319,24 @@ class _Lowering:
         codes = self.writer.node("Average", inputs, shape=shape, group=channels, **attributes)
         return self._clamped(step.output, codes)
 
+    def _looked_up(self, step: LookupCodes) -> str:
+        """The function in float32 where that is exact; else a Gather, some ten times slower."""
+        rounding, target = self.roundings[step.output], self.program.formats[step.output]
+        if rounding is not None:
+            scale = np.float32(target.scale / np.float32(rounding.factor))
+            real = self._dequantized(step.source, self.program.formats[step.source].scale)
+            value = function_of(self.writer, step.op, real)
+            if rounding.offset:
+                shift = self.writer.constant(np.float32(rounding.offset * scale))
+                value = self.writer.node("Add", [value, shift])
+            if rounding.clamps:
+                return self._quantized(step.output, value, scale)
+            zero = self._zero(step.output)
+            return self.writer.node("QuantizeLinear", [value, self.writer.constant(scale), zero])
+        table = byte_table(step, self.program.formats)
+        places = self.writer.node("Cast", [self.names[step.source]], to=TensorProto.INT32)
+        return self.writer.node("Gather", [self.writer.constant(table), places])
+
     def _dequantized(self, source: str, scale: np.float32) -> str:
         inputs = [self.names[source], self.writer.constant(scale), self._zero(source)]
         return self.writer.node("DequantizeLinear", inputs)
@@ -316,15 +365,15 @@ def _read_by_one_sum(steps: Sequence[Operation]) -> set[str]:
     for step in steps:
         if isinstance(step, AddCodes):
             sums.update((step.left, step.right))
-    others = {_source(step) for step in steps}
+    others = {name for step in steps if not isinstance(step, AddCodes) for name in _sources(step)}
     return {name for name in layers - others if sums[name] == 1}
 
 
-def _source(step: Operation) -> str | None:
-    """What the step reads; None if it adds two."""
+def _sources(step: Operation) -> tuple[str, ...]:
+    """What the step reads."""
     if isinstance(step, AddCodes):
-        return None
-    return step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source
+        return (step.left, step.right)
+    return (step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source,)
 
 
 def _conv_attributes(op: Conv2d) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fedmpq.model.graph import (
     GlobalAvgPool,
     Graph,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Quantize,
@@ -25,6 +26,7 @@ from fedmpq.model.graph import (
 from fedmpq.model.integer_forward import logits, trace_values
 from fedmpq.model.integer_program import IntegerProgram, compile_program
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
+from tests.functions import SLOW
 
 F = np.float32
 Integers = NDArray[np.int64]
@@ -48,6 +50,14 @@ class Real:
 
 
 @dataclass
+class Function:
+    """A function of codes, in double precision until it is rounded; `bound` is its greatest magnitude."""
+
+    values: NDArray[np.float64]
+    bound: float
+
+
+@dataclass
 class Sums:
     """Sums of products, with `s_x`, and per channel `s_w` and `B`, into which BatchNorm folds."""
 
@@ -60,11 +70,11 @@ class Sums:
 
 @dataclass
 class Positive:
-    value: Codes | Real | Sums
+    value: Codes | Real | Function | Sums
     maximum: float
 
 
-Value = Codes | Real | Sums | Positive
+Value = Codes | Real | Function | Sums | Positive
 
 
 def clamped(real: np.float32, low: int, high: int) -> int:
@@ -145,6 +155,8 @@ def quantized(value: Value, op: Quantize, clip: np.float32) -> Codes:
     if isinstance(value, Positive):
         clip = min(clip, F(value.maximum)) if value.maximum else clip
         value = value.value
+    elif isinstance(value, Function) and value.bound:
+        clip = min(clip, F(value.bound))
     high = 2 ** (op.bits - 1) - 1 if op.signed else 2**op.bits - 1
     low = -high if op.signed else 0
     s_y = F(clip / F(high))
@@ -154,6 +166,8 @@ def quantized(value: Value, op: Quantize, clip: np.float32) -> Codes:
     for place, element in np.ndenumerate(value.values):
         if isinstance(value, Codes):
             out[place] = clamped(F(int(element)) * F(value.scale / s_y), low, high)
+        elif isinstance(value, Function):
+            out[place] = min(max(round(float(element) / float(s_y)), low), high)
         else:
             out[place] = clamped(F(element) / s_y, low, high)
     return Codes(out, s_y, low, high)
@@ -201,6 +215,10 @@ class Reference:
             y = inputs[1]
             assert isinstance(y, Codes)
             return Real(x.values.astype(F) * x.scale + y.values.astype(F) * y.scale)
+        if isinstance(op, Lookup):
+            reals = [SLOW[op.function](int(a) * float(x.scale), op.parameter) for a in x.values.reshape(-1)]
+            bound = 1.0 if op.function in ("sigmoid", "hardsigmoid", "tanh") else 0.0
+            return Function(np.array(reals).reshape(x.values.shape), bound)
         if isinstance(op, Flatten):
             return replace(x, values=x.values.reshape(-1))
         if isinstance(op, MaxPool):

@@ -19,6 +19,7 @@ from fedmpq.model.graph import (
     Graph,
     Input,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Op,
@@ -26,9 +27,11 @@ from fedmpq.model.graph import (
     Relu,
 )
 from fedmpq.model.ops import RULES, Size
+from fedmpq.model.pointwise import FUNCTIONS
 from fedmpq.model.quantized import Layers, QuantizedLayer
 from fedmpq.model.quantizers import place_quantizers
-from tests.model.integer_reference import Codes, F, Model, Positive, Real, Reference, Value
+from tests.functions import PARAMETERS
+from tests.model.integer_reference import Codes, F, Function, Model, Positive, Real, Reference, Value
 
 
 class Builder:
@@ -90,7 +93,7 @@ class Builder:
 def real_values(value: Value) -> NDArray[np.float64]:
     if isinstance(value, Positive):
         return np.asarray(np.maximum(real_values(value.value), 0), np.float64)
-    if isinstance(value, Real):
+    if isinstance(value, Real | Function):
         return value.values.astype(np.float64)
     if isinstance(value, Codes):
         return np.asarray(value.values * float(value.scale), np.float64)
@@ -224,6 +227,20 @@ def average_of_signed(net: Builder) -> None:
     net.add(AvgPool((3, 3), (2, 2), (1, 1)))
 
 
+def functions(net: Builder) -> None:
+    for function in FUNCTIONS:
+        net.conv(4, (1, 1), padding=(0, 0))
+        net.add(Lookup(function, PARAMETERS.get(function, 0.0)))
+
+
+def relu_of_a_function(net: Builder) -> None:
+    net.add(Lookup("silu", 0.0))
+    net.add(Relu(0.0))
+    net.conv(3)
+    net.add(Lookup("tanh", 0.0))
+    net.add(Relu(0.5))
+
+
 def relu_of_codes(net: Builder) -> None:
     net.conv(4)
     net.add(MaxPool((2, 2), (1, 1), (0, 0)))
@@ -242,4 +259,6 @@ KINDS: list[Callable[[Builder], None]] = [
     average_pooled,
     average_of_signed,
     relu_of_codes,
+    functions,
+    relu_of_a_function,
 ]

@@ -26,6 +26,7 @@ from fedmpq.model.graph import (
     GraphError,
     Input,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Op,
@@ -54,7 +55,9 @@ def every_op() -> Graph:
         Node("block.conv.quantized", Quantize(8, signed=True), ("block.conv",)),
         Node("add", Add(), ("block.conv.quantized", "relu.quantized")),
         Node("add.quantized", Quantize(8, signed=True), ("add",)),
-        Node("max_pool", MaxPool((2, 2), (1, 2), (1, 0)), ("add.quantized",)),
+        Node("silu", Lookup("silu", 0.0), ("add.quantized",)),
+        Node("silu.quantized", Quantize(8, signed=True), ("silu",)),
+        Node("max_pool", MaxPool((2, 2), (1, 2), (1, 0)), ("silu.quantized",)),
         Node("avg_pool", AvgPool((3, 1), (2, 1), (0, 0)), ("max_pool",)),
         Node("mean", GlobalAvgPool(), ("avg_pool",)),
         Node("flatten", Flatten(), ("mean",)),
@@ -101,6 +104,7 @@ def test_layers_and_side_tensors() -> None:
         "relu.quantized.clip": (),
         "block.conv.quantized.clip": (),
         "add.quantized.clip": (),
+        "silu.quantized.clip": (),
         "fc.bias": (10,),
     }
     with pytest.raises(GraphError, match="'relu' is no layer"):
@@ -112,7 +116,7 @@ def test_kinds_and_consumers() -> None:
     assert graph.consumers["relu.quantized"] == ("block.conv", "add")
     assert graph.consumers["fc"] == ()
     codes = {name for name, kind in graph.kinds.items() if kind == "codes"}
-    quantized = {"relu.quantized", "block.conv.quantized", "add.quantized"}
+    quantized = {"relu.quantized", "block.conv.quantized", "add.quantized", "silu.quantized"}
     assert codes == {INPUT, "max_pool", "avg_pool", "mean", "flatten"} | quantized
 
 
@@ -169,6 +173,17 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "relu infinite": (lambda: with_op(every_op(), "relu", maximum=float("inf")), "maximum is inf"),
     "relu not a float32": (lambda: with_op(every_op(), "relu", maximum=0.1), "float32"),
     "relu beyond float32": (lambda: with_op(every_op(), "relu", maximum=1e300), "float32"),
+    "unknown function": (lambda: with_op(every_op(), "silu", function="swish"), "take hardswish, .*, elu"),
+    "parameter of none": (lambda: with_op(every_op(), "silu", parameter=0.5), "silu has none"),
+    "parameter minus 0": (lambda: with_op(every_op(), "silu", parameter=-0.0), "silu has none"),
+    "slope below 0": (
+        lambda: with_op(every_op(), "silu", function="leaky_relu", parameter=-0.5),
+        "the negative_slope is -0.5",
+    ),
+    "alpha not a float32": (
+        lambda: with_op(every_op(), "silu", function="elu", parameter=0.1),
+        "the alpha is 0.1, must be a positive float32",
+    ),
     "no bits": (lambda: with_op(every_op(), "relu.quantized", bits=0), r"bits is 0, must be within 1\.\.8"),
     "nine bits": (lambda: with_op(every_op(), "relu.quantized", bits=9), "bits is 9"),
     "one bit with a sign": (lambda: with_op(every_op(), "add.quantized", bits=1), r"bits is 1.* 2\.\.8"),
@@ -227,7 +242,8 @@ def test_bytes_round_trip() -> None:
 
 
 # A new value means that all models out there get another identity: raise format_version with it.
-EVERY_OP_ID = "5eb51cd37d22f48019636c535ad4b967256c47dd1547bd02c728f072b18ac024"
+EVERY_OP_ID = "7e21a42a413179505f3ad479c65f4d4c52ad95d116568d4e7849a5bcd239f486"
+EARLIER_ID = "5eb51cd37d22f48019636c535ad4b967256c47dd1547bd02c728f072b18ac024"
 
 
 def test_id_is_the_same_everywhere() -> None:
@@ -247,13 +263,20 @@ def test_id_is_the_same_everywhere() -> None:
         assert run.stdout.decode().strip() == graph.id
 
 
+def test_a_graph_of_earlier_operations_keeps_its_id() -> None:
+    """Boards that know no newer operation still read it."""
+    nodes = {node.name: node for node in every_op().nodes if not node.name.startswith("silu")}
+    nodes["max_pool"] = replace(nodes["max_pool"], inputs=("add.quantized",))
+    assert Graph("every_op", IMAGE, tuple(nodes.values()), "fc").id == EARLIER_ID
+
+
 def changed(value: Any) -> list[Any]:
     """Other values of the same type."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, tuple):
         return [(value[0] + 1, value[1]), (value[0], value[1] + 1)]
-    return [value + 1]
+    return [value + ("x" if isinstance(value, str) else 1)]
 
 
 OPS = sorted({node.op for node in every_op().nodes}, key=repr)
@@ -395,6 +418,7 @@ def message_fields(message: Any) -> st.SearchStrategy[dict[str, Any]]:
         message.DESCRIPTOR.fields[0].TYPE_FLOAT: FLOATS,
         message.DESCRIPTOR.fields[0].TYPE_DOUBLE: FLOATS,
         message.DESCRIPTOR.fields[0].TYPE_MESSAGE: SIZES,
+        message.DESCRIPTOR.fields[0].TYPE_STRING: st.sampled_from(["", "silu", "leaky_relu", "\0"]),
     }
     return st.fixed_dictionaries(
         {}, optional={field.name: by_type[field.type] for field in message.DESCRIPTOR.fields}

@@ -15,6 +15,7 @@ from fedmpq.model import zoo
 from fedmpq.model.module_state import initial_state, load_state
 from fedmpq.model.quantizers import check_quantizers
 from fedmpq.model.trace import TraceError, trace
+from tests.functions import TORCH
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -60,6 +61,7 @@ FLOAT: dict[type[g.Op], Callable[..., Any]] = {
     g.AvgPool: lambda op, x, of: functional.avg_pool2d(x, op.kernel, op.stride, op.padding),
     g.GlobalAvgPool: lambda op, x, of: x.mean((2, 3), keepdim=True),
     g.Flatten: lambda op, x, of: x.reshape(len(x), -1),
+    g.Lookup: lambda op, x, of: TORCH[op.function](x, op.parameter),
 }
 
 
@@ -208,6 +210,17 @@ SAME: dict[str, Callable[[], Any]] = {
     ),
     "unused": lambda: Forward(lambda m, x: (m.c(x), x)[1], c=nn.Conv2d(4, 4, 1)),
     "layer called as a call": lambda: Forward(lambda m, x: m.relu(torch.relu(x)), relu=nn.Conv2d(4, 4, 1)),
+    "functions": lambda: Forward(
+        lambda m, x: m.f(x),
+        f=nn.Sequential(nn.SiLU(), nn.Hardswish(), nn.Hardsigmoid(), nn.Tanh(), nn.Sigmoid()),
+    ),
+    "functions in place": lambda: Forward(
+        lambda m, x: m.f(x), f=nn.Sequential(nn.SiLU(True), nn.Hardswish(True), nn.LeakyReLU(0.3, True))
+    ),
+    "functions with parameters": lambda: Forward(
+        lambda m, x: m.f(x),
+        f=nn.Sequential(nn.LeakyReLU(), nn.ELU(0.5), nn.GELU(), nn.GELU("tanh"), nn.ELU()),
+    ),
     "x + x": lambda: Forward(lambda m, x: x + x),
 }
 
@@ -284,15 +297,17 @@ def plain(function: Callable[..., Any], **parts: Any) -> Callable[[], Any]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "sigmoid": (plain(lambda m, x: torch.sigmoid(x)), r"aten.sigmoid.default in the forward of Forward"),
-    "module": (
-        plain(lambda m, x: m.act(x), act=nn.LeakyReLU()),
-        r"aten.leaky_relu.default in module 'act' is not",
-    ),
+    "logarithm": (plain(lambda m, x: torch.log(x)), r"aten.log.default in the forward of Forward"),
+    "module": (plain(lambda m, x: m.act(x), act=nn.Mish()), r"aten.mish.default in module 'act' is not"),
     "nested module": (
-        plain(lambda m, x: m.a(x), a=nn.Sequential(nn.ReLU(), nn.Sequential(nn.Sigmoid()))),
-        r"aten.sigmoid.default in module 'a.1.0' is not supported; supported are aten.conv2d",
+        plain(lambda m, x: m.a(x), a=nn.Sequential(nn.ReLU(), nn.Sequential(nn.Softplus()))),
+        r"aten.softplus.default in module 'a.1.0' is not supported; supported are aten.conv2d",
     ),
+    "negative slope": (
+        plain(lambda m, x: m.act(x), act=nn.LeakyReLU(-0.5)),
+        r"aten.leaky_relu.default in module 'act' has negative_slope=-0.5; it must not be negative",
+    ),
+    "scaled ELU": (plain(lambda m, x: functional.selu(x)), "selu"),
     "concat": (plain(lambda m, x: torch.cat([x, x], 2)), r"aten.cat.default in the forward"),
     "norm after add": (
         plain(lambda m, x: m.n(x + x), n=bn()),

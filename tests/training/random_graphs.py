@@ -35,6 +35,7 @@ from fedmpq.model.graph import (
     GraphError,
     Input,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Op,
@@ -46,6 +47,7 @@ from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import ProgramError, compile_program
 from fedmpq.model.native_products import native_products
 from fedmpq.model.ops import RULES, check_elements
+from fedmpq.model.pointwise import FUNCTIONS
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.quantizers import place_quantizers
 from fedmpq.model.randomness import Draws
@@ -129,6 +131,13 @@ class RandomNet:
         self.relu()
 
     def relu(self) -> None:
+        """Or a function by table, or both, or nothing."""
+        if self.random.random() < 0.3:
+            function = self.random.choice(list(FUNCTIONS))
+            has_parameter = FUNCTIONS[function].parameter is not None
+            self.add(Lookup(function, self.random.choice((0.0, 0.25, 2.0)) if has_parameter else 0.0))
+            if self.random.random() < 0.8:
+                return
         if (chance := self.random.random()) < 0.7:
             self.add(Relu(6.0 if chance < 0.2 else 0.0))
 

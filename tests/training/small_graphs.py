@@ -17,6 +17,7 @@ from fedmpq.model.graph import (
     Graph,
     Input,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Op,
@@ -150,8 +151,19 @@ def images() -> Graph:
     return net.graph(net.add(MaxPool((2, 1), (1, 1), (0, 0)), x))
 
 
+def functions() -> Graph:
+    """Lookups of layers, of pools and of one another, of 4-bit and 8-bit codes, one read twice."""
+    net = Net(2, 7, 5)
+    x = net.add(Lookup("hardswish", 0.0), net.conv(INPUT, 6, norm=False, bias=True, relu=None))
+    y = net.add(Lookup("sigmoid", 0.0), net.conv(x, 6, relu=None))
+    x = net.add(Lookup("silu", 0.0), net.add(Add(), x, y))
+    x = net.add(Lookup("leaky_relu", 0.25), net.add(MaxPool((2, 2), (2, 2), (0, 0)), net.conv(x, 5)))
+    x = net.relu(net.add(Lookup("gelu", 0.0), x))
+    return net.graph(net.add(GlobalAvgPool(), net.conv(x, 4, norm=False, bias=True)))
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
-    make.__name__: make for make in (convolutions, bottlenecks, residuals, pools, images)
+    make.__name__: make for make in (convolutions, bottlenecks, residuals, pools, images, functions)
 }
 
 

@@ -23,16 +23,19 @@ from fedmpq.model.graph import (
     Graph,
     Input,
     Linear,
+    Lookup,
     MaxPool,
     Node,
     Op,
     Quantize,
     Relu,
 )
+from fedmpq.model.pointwise import FUNCTIONS
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.quantizers import place_quantizers
 from fedmpq.training.torch_engine import _Network
 from fedmpq.training.torch_ops import LayerWeight
+from tests.functions import PARAMETERS, TORCH
 
 IMAGE = Input(channels=4, height=7, width=6, scale=0.015625, zero_point=120)
 
@@ -81,6 +84,8 @@ class StraightThrough:
             return self._quantize(node, op, x)
         if isinstance(op, Add):
             return inputs[0] + inputs[1]
+        if isinstance(op, Lookup):
+            return TORCH[op.function](x, op.parameter)
         self.scales[node.name] = self.scales[node.inputs[0]]
         if isinstance(op, MaxPool):
             return functional.max_pool2d(x, op.kernel, op.stride, op.padding)
@@ -99,6 +104,8 @@ class StraightThrough:
         source = self.graph.by_name[node.inputs[0]].op
         if isinstance(source, Relu) and source.maximum > 0:
             clip = torch.minimum(clip, torch.tensor(source.maximum, dtype=torch.float64))
+        if isinstance(source, Lookup) and source.function in ("sigmoid", "hardsigmoid", "tanh"):
+            clip = torch.minimum(clip, torch.tensor(1.0, dtype=torch.float64))
         top = 2 ** (op.bits - 1) - 1 if op.signed else 2**op.bits - 1
         scale = float(clip.detach()) / top
         low = -clip if op.signed else torch.zeros_like(clip)
@@ -247,6 +254,9 @@ NETWORKS: dict[str, list[Link]] = {
         ("f", Flatten(), ("g",)),
         ("out", Linear(5, 3, True), ("f",)),
     ],
+    "relu of a function": chain(
+        conv(4, 5, stride=(2, 2)), norm(5), Lookup("silu", 0.0), Relu(0.0), *HEAD, Linear(5, 3, True)
+    ),
     "sum of logits": [
         ("f", Flatten(), (INPUT,)),
         ("p", Linear(168, 3, True), ("f",)),
@@ -256,8 +266,26 @@ NETWORKS: dict[str, list[Link]] = {
 }
 
 
+for _function in FUNCTIONS:
+    NETWORKS[_function] = chain(
+        conv(4, 4, stride=(2, 2)),
+        norm(4),
+        Lookup(_function, PARAMETERS.get(_function, 0.0)),
+        conv(4, 5, 2),
+        norm(5),
+        Relu(0.0),
+        *HEAD,
+        Linear(5, 3, True),
+    )
+
+
 # Codes cut at one clip are cut at the next one only if it is smaller, and then the first one has no gradient.
-IDLE = {"relu behind a pool of codes": "op3.quantized.clip", "residual": "tt.quantized.clip"}
+IDLE = {
+    "relu behind a pool of codes": "op3.quantized.clip",
+    "residual": "tt.quantized.clip",
+    "relu of a function": "op1.quantized.clip",
+    "tanh": "op1.quantized.clip",
+}
 
 
 def build(links: Sequence[Link]) -> Graph:

@@ -114,6 +114,30 @@ FEDMPQ_API int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const F
 FEDMPQ_API int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, int32_t threads, uint16_t* error,
                                      double* clipped);
 
+// code = table[stored code], a table of 256 stored codes.
+FEDMPQ_API int32_t fedmpq_lookup(const FedmpqCodes* codes, int32_t images, int64_t count, const uint8_t* table,
+                                 int32_t pairs, int32_t threads, uint8_t* out);
+
+// By stored code, 256 of each: error <- error * slope where the state is 0, else 0; clipped[0] = the sum of errors whose state
+// is 1 (above), clipped[1] of those whose state is 2 (below).
+FEDMPQ_API int32_t fedmpq_lookup_backward(const FedmpqCodes* codes, int32_t images, int64_t count, const float* slopes,
+                                          const uint8_t* states, int32_t threads, uint16_t* error, double* clipped);
+
+// t = left * right * multiplier, code = clamp(rint(t), low, high), stored as code - low. With `spread`, right has one code
+// for each channel of an image, otherwise one for each element.
+FEDMPQ_API int32_t fedmpq_multiply(const FedmpqCodes* left, const FedmpqCodes* right, const FedmpqExtent* extent,
+                                   int32_t spread, float multiplier, float low, float high, int32_t pairs,
+                                   int32_t threads, uint8_t* out);
+
+// With g = error where low < t < high, else 0: left_error = g * right * right_scale, which may be where error is;
+// right_error = g * left * left_scale, with `spread` its sum over the pixels; clipped[0] = sum of errors with t >= high,
+// clipped[1] with t <= low.
+FEDMPQ_API int32_t fedmpq_multiply_backward(const FedmpqCodes* left, const FedmpqCodes* right,
+                                            const FedmpqExtent* extent, int32_t spread, float multiplier, float low,
+                                            float high, float left_scale, float right_scale, const uint16_t* error,
+                                            int32_t threads, uint16_t* left_error, uint16_t* right_error,
+                                            double* clipped);
+
 // error <- error + other
 FEDMPQ_API int32_t fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error);
 

@@ -63,6 +63,12 @@ struct Addition {
   float left_scale, right_scale, step, low, high;
 };
 
+// t = (left - left_zero) * (right - right_zero) * multiplier; codes are clamp(rint(t), low, high) - low.
+struct Multiplication {
+  int left_zero, right_zero;
+  float multiplier, low, high;
+};
+
 // A stochastic move of codes that share a rate; fedmpq_update_codes states the rules.
 struct Move {
   const float *direction, *uniforms;
@@ -115,6 +121,19 @@ struct Ops {
                     uint8_t* codes, uint8_t* states);
   // Zeroes errors that fell outside and adds them to above[i % 16] or below[i % 16]
   void (*pass_error)(const uint8_t* states, int64_t count, int shift, uint16_t* error, float* above, float* below);
+  // out = table[code], of 256 entries
+  void (*lookup)(const uint8_t* table, const uint8_t* codes, int64_t count, uint8_t* out);
+  // error *= slopes[code]; if there are states, errors of codes with state 1 are added to above[i % 16], with 2 to below
+  void (*lookup_error)(const float* slopes, const int32_t* states, const uint8_t* codes, int64_t count, uint16_t* error,
+                       float* above, float* below);
+  // Codes of the products of `left` with one `right` for each channel
+  void (*multiply)(const Multiplication& m, int64_t pixels, int channels, const uint8_t* left, const uint8_t* right,
+                   uint8_t* out);
+  // With g = error where low < t < high, else 0: left_error = g * right * right_scale, which may be where error is, and by
+  // channel sum += g * left; clipped errors above and below
+  void (*multiply_error)(const Multiplication& m, float right_scale, int64_t pixels, int channels, const uint8_t* left,
+                         const uint8_t* right, const uint16_t* error, uint16_t* left_error, float* sum, float* above,
+                         float* below);
 
   // direction = gradient + factor * step * (code - zero)
   void (*decay)(const float* gradient, const uint8_t* codes, int64_t count, float zero, float step, float factor,

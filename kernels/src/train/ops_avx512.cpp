@@ -61,6 +61,16 @@ inline void add_products<32>(Products<32> products, int32_t* to) {
 }
 
 template <>
+inline Floats<16> entries<16>(const float* table, const uint8_t* codes) {
+  return same_bits<Floats<16>>(_mm512_i32gather_ps(same_bits<__m512i>(load_bytes<16>(codes)), table, 4));
+}
+
+template <>
+inline Ints<16> entries<16>(const int32_t* table, const uint8_t* codes) {
+  return same_bits<Ints<16>>(_mm512_i32gather_epi32(same_bits<__m512i>(load_bytes<16>(codes)), table, 4));
+}
+
+template <>
 inline Ints<16> nearest<16>(Floats<16> value) {
   return same_bits<Ints<16>>(_mm512_cvtps_epi32(same_bits<__m512>(value)));
 }
@@ -193,7 +203,8 @@ inline void tile(const Tile& t, int row) {
 
 const Ops ops_avx512{
     "avx512", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
-    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, decay, push_momentum,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, lookup, lookup_error, multiply,
+    multiply_error, decay, push_momentum,
     move_paper, move_carried};
 
 }  // namespace fedmpq

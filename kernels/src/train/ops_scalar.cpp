@@ -8,6 +8,14 @@ constexpr int width = 4, product_lanes = 8;
 
 #include "vectors.inc"
 
+struct ByteTable {
+  static constexpr int together = 1;
+  const uint8_t* table;
+
+  explicit ByteTable(const uint8_t* entries) : table(entries) {}
+  void look_up(const uint8_t* from, uint8_t* to) const { *to = table[*from]; }
+};
+
 #include "passes.inc"
 #include "update.inc"
 
@@ -33,7 +41,8 @@ void tile(const Tile& t) {
 
 const Ops ops_scalar{
     "scalar", false, tile, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
-    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, decay, push_momentum,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, lookup, lookup_error, multiply,
+    multiply_error, decay, push_momentum,
     move_paper, move_carried};
 
 }  // namespace fedmpq
