@@ -39,7 +39,7 @@ def test_a_run_goes_on_without_a_board_that_was_lost(
         federation.finish()
         history = federation.stored().history
         assert [row["clients"] for row in history] == [2, 2]
-        assert [row["cut"] for row in history] == [1, 0]
+        assert [row["late"] for row in history] == [1, 0]
 
 
 def test_a_board_that_cannot_take_part_says_so_and_the_run_goes_on(

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.cli import client_command, runs_command, server_command, split_command, status_command
+from fedmpq.cli import (
+    client_command,
+    history_command,
+    runs_command,
+    server_command,
+    split_command,
+    status_command,
+)
 from fedmpq.cli.security_commands import ACTIONS, BUNDLE_FILES
 from fedmpq.server import certificates, tokens
 from fedmpq.server.blobs import FolderBlobs, Outgoing, Uploads
@@ -63,7 +70,14 @@ def test_every_option_of_the_server_is_there() -> None:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    modules = (server_command, status_command, runs_command, client_command, split_command)
+    modules = (
+        server_command,
+        status_command,
+        history_command,
+        runs_command,
+        client_command,
+        split_command,
+    )
     known = {"--upgrade", "--system", "--home-dir", "--shell", "--now"}  # of pip, useradd and systemctl
     for add_arguments in (
         *(module.add_arguments for module in modules),
