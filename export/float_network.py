@@ -24,6 +24,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Quantize,
     Relu,
@@ -33,7 +34,7 @@ from fedmpq.model.never import assert_never
 
 Array = NDArray[np.float32]
 Tensors = Mapping[str, Array]
-PlainOp = Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup
+PlainOp = Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup | Mul
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class FloatLayer:
 
 @dataclass(frozen=True)
 class FloatStep:
-    """An operation without weights; `Add` has two sources, the others have one."""
+    """An operation without weights; `Add` and `Mul` have two sources, the others have one."""
 
     output: str
     sources: tuple[str, ...]
@@ -81,7 +82,7 @@ def float_network(graph: Graph, weights: Tensors, side: Tensors) -> FloatNetwork
             steps.append(FloatLayer(node.name, sources[0], op, weight, bias))
         elif isinstance(op, BatchNorm | Quantize):
             names[node.name] = sources[0]
-        elif isinstance(op, Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup):
+        elif isinstance(op, Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup | Mul):
             steps.append(FloatStep(node.name, sources, op))
         else:
             assert_never(op)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.model.code_products import MultiplyCodes
 from fedmpq.model.graph import Conv2d, Graph, Linear
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.model.integer_program import (
@@ -63,25 +64,44 @@ class RealLayer:
     scale: NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class RoundedProduct:
+    """`code = clamp(rint(float(left * right) * multiplier), low, high)`, as `MultiplyCodes` multiplies."""
+
+    output: str
+    left: str
+    right: str
+    multiplier: np.float32
+    low: int
+    high: int
+
+
 OperationOfOne = (
     RoundedLayer | RealLayer | Requantize | QuantizeReal | PoolMax | PoolAverage | FlattenCodes | LookupCodes
 )
 """Reads one value."""
-Operation = OperationOfOne | AddCodes
+Operation = OperationOfOne | AddCodes | RoundedProduct
 
 
 def operations(program: IntegerProgram, layers: Mapping[str, QuantizedLayer]) -> Iterator[Operation]:
-    """The program's steps in order; accumulators vanish into whatever reads them."""
+    """The program's steps in order; accumulators and products vanish into whatever reads them."""
     accumulators: dict[str, Accumulate] = {}
+    products: dict[str, MultiplyCodes] = {}
     for step in program.steps:
         if isinstance(step, Accumulate):
             accumulators[step.output] = step
+        elif isinstance(step, MultiplyCodes):
+            products[step.output] = step
         elif isinstance(step, Dequantize):
             sums, scale = _positive(program.graph, layers, accumulators[step.source], step.scale)
             yield RealLayer(step.output, sums, scale)
         elif isinstance(step, Requantize) and step.source in accumulators:
             sums, multiplier = _positive(program.graph, layers, accumulators[step.source], step.multiplier)
             yield RoundedLayer(step.output, sums, multiplier, step.low, step.high)
+        elif isinstance(step, Requantize) and step.source in products:
+            factors = products[step.source]
+            one = np.float32(step.multiplier)
+            yield RoundedProduct(step.output, factors.left, factors.right, one, step.low, step.high)
         else:
             yield step
 

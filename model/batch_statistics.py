@@ -11,7 +11,8 @@ itself tells: it gives mean `beta` and variance `gamma^2` in every channel, what
     var'  = g^2 var + sum((Q - g W)^2 V)
 
 The rest `Q - g W` is rounding noise: its taps are taken to be independent of one another. Activations are
-taken to be clipped normal variables, and the two terms of a residual sum to be independent.
+taken to be clipped normal variables, and the two terms of a residual sum, or factors of a product, to
+be independent.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Quantize,
     Relu,
@@ -83,6 +85,12 @@ class Moments:
         mean = (values * shares).sum(axis=1)
         square = (np.square(values) * shares).sum(axis=1)
         return Moments(mean, np.maximum(square - np.square(mean), 0.0))
+
+    def times(self, other: Moments) -> Moments:
+        """The moments of the product of two independent variables."""
+        spread = self.variance * other.variance
+        spread += np.square(self.mean) * other.variance + np.square(other.mean) * self.variance
+        return Moments(self.mean * other.mean, spread)
 
 
 def quantized_statistics(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> Side:
@@ -181,6 +189,8 @@ class _Moments:
         if isinstance(op, Add):
             other = self._of[node.inputs[1]]
             return Moments(source.mean + other.mean, source.variance + other.variance)
+        if isinstance(op, Mul):
+            return source.times(self._of[node.inputs[1]])
         if isinstance(op, Lookup):
             return source.through(op)
         if isinstance(op, Flatten):

@@ -24,6 +24,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Quantize,
     Relu,
@@ -73,6 +74,8 @@ def _value(node: Node, inputs: list[Real], weights: Weights, side: Side) -> Real
         value = np.clip(source, 0, op.maximum if op.maximum > 0 else None)
     elif isinstance(op, Add):
         value = source + inputs[1]
+    elif isinstance(op, Mul):
+        value = source * inputs[1]
     elif isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
         value = _pooled(source, op)
     elif isinstance(op, Flatten):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from fedmpq.model.code_products import MultiplyCodes
 from fedmpq.model.graph import INPUT, AvgPool, Conv2d, Linear, MaxPool
 from fedmpq.model.integer_program import (
     Accumulate,
@@ -97,14 +98,13 @@ def last_readings(program: IntegerProgram) -> list[set[str]]:
 
 
 def _sources(step: Step) -> tuple[str, ...]:
-    return (step.left, step.right) if isinstance(step, AddCodes) else (step.source,)
+    return (step.left, step.right) if isinstance(step, AddCodes | MultiplyCodes) else (step.source,)
 
 
 def apply(step: Step, values: dict[str, Array], products: Products) -> Array:
     """What a step gives for the values before it."""
-    if isinstance(step, AddCodes):
-        left, right = values[step.left].astype(np.float32), values[step.right].astype(np.float32)
-        return left * step.left_scale + right * step.right_scale
+    if isinstance(step, AddCodes | MultiplyCodes):
+        return _combined(step, as_codes(values[step.left]), as_codes(values[step.right]))
     source = values[step.source]
     if isinstance(step, Accumulate):
         return products(as_codes(source), step.weight, step.op, step.bound) + step.bias
@@ -123,6 +123,12 @@ def apply(step: Step, values: dict[str, Array], products: Products) -> Array:
     if isinstance(step, LookupCodes):
         return np.take(step.table, as_codes(source) - step.low)
     assert_never(step)
+
+
+def _combined(step: AddCodes | MultiplyCodes, left: Codes, right: Codes) -> Array:
+    if isinstance(step, MultiplyCodes):
+        return left * right
+    return left.astype(np.float32) * step.left_scale + right.astype(np.float32) * step.right_scale
 
 
 def _flattened(source: Array) -> Array:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model.activations import CodeFormat
+from fedmpq.model.code_products import MultiplyCodes, ProductOfCodes
 from fedmpq.model.graph import (
     INPUT,
     Add,
@@ -34,6 +35,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Quantize,
     Relu,
@@ -152,6 +154,7 @@ Step = (
     | PoolAverage
     | FlattenCodes
     | LookupCodes
+    | MultiplyCodes
 )
 
 
@@ -196,11 +199,11 @@ class _Real:
 class _Rectified:
     """A value after ReLU: the clamp at zero is left to the unsigned quantization that follows."""
 
-    value: FoldedProduct | _Real | CodeFormat | FunctionOfCodes
+    value: FoldedProduct | _Real | CodeFormat | FunctionOfCodes | ProductOfCodes
     source: str
 
 
-_Value = CodeFormat | FoldedProduct | _Real | FunctionOfCodes | _Rectified
+_Value = CodeFormat | FoldedProduct | _Real | FunctionOfCodes | ProductOfCodes | _Rectified
 
 
 Normalise = Callable[[Node, FoldedProduct, list[Step]], tuple[Vector, Vector]]
@@ -305,10 +308,8 @@ class _Compiler:
             return self._rectified(node)
         if isinstance(op, Quantize):
             return self._quantized(node, op)
-        if isinstance(op, Add):
-            left, right = (self._codes(name, node) for name in node.inputs)
-            self.steps.append(AddCodes(node.name, source, node.inputs[1], left.scale, right.scale))
-            return _Real(node.name)
+        if isinstance(op, Add | Mul):
+            return self._combined(node, op)
         if isinstance(op, Lookup):
             return FunctionOfCodes(source, op, self._codes(source, node))
         if isinstance(op, MaxPool):
@@ -320,6 +321,15 @@ class _Compiler:
         if isinstance(op, AvgPool | GlobalAvgPool):
             return self._averaged(node, op, self._codes(source, node))
         assert_never(op)
+
+    def _combined(self, node: Node, op: Add | Mul) -> _Value:
+        left, right = node.inputs
+        left_scale, right_scale = (self._codes(name, node).scale for name in node.inputs)
+        if isinstance(op, Add):
+            self.steps.append(AddCodes(node.name, left, right, left_scale, right_scale))
+            return _Real(node.name)
+        self.steps.append(MultiplyCodes(node.name, left, right))
+        return ProductOfCodes(np.float32(left_scale * right_scale))
 
     def _codes(self, name: str, reader: Node) -> CodeFormat:
         value = self.values[name]
@@ -375,7 +385,7 @@ class _Compiler:
             return target
         if isinstance(value, FoldedProduct):
             source, scale = value.name, self._accumulate(value)
-        elif isinstance(value, CodeFormat):
+        elif isinstance(value, CodeFormat | ProductOfCodes):
             scale = np.asarray(value.scale, dtype=np.float32)
         else:
             assert_never(value)

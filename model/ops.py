@@ -126,9 +126,14 @@ class Lookup:
     """Of a leaky ReLU the slope below zero, of an ELU its alpha, of every other function 0."""
 
 
+@dataclass(frozen=True)
+class Mul:
+    """Product of two values of equal shape, or of an image with one number for each of its channels."""
+
+
 Layer = Conv2d | Linear
 Pool = MaxPool | AvgPool | GlobalAvgPool
-Op = Conv2d | Linear | BatchNorm | Relu | Quantize | Add | Pool | Flatten | Lookup
+Op = Conv2d | Linear | BatchNorm | Relu | Quantize | Add | Pool | Flatten | Lookup | Mul
 
 
 def check_range(what: str, value: int, low: int, high: int) -> None:
@@ -257,6 +262,14 @@ def _lookup(op: Lookup, x: Shape) -> Shape:
     return x
 
 
+def _mul(op: Mul, x: Shape, y: Shape) -> Shape:
+    if y != x and not (len(x) == 3 and y == (x[0], 1, 1)):
+        raise GraphError(
+            f"multiplies shapes {x} and {y}; the second must be equal or one pixel of as many channels"
+        )
+    return x
+
+
 def _no_side_tensors(op: Op) -> dict[str, Shape]:
     return {}
 
@@ -301,4 +314,5 @@ RULES: dict[type[Op], Rule] = {
     GlobalAvgPool: Rule(1, reads="codes", gives=None, shape=_global_avg_pool),
     Flatten: Rule(1, reads="codes", gives=None, shape=_flatten),
     Lookup: Rule(1, reads="codes", gives="real", shape=_lookup),
+    Mul: Rule(2, reads="codes", gives="real", shape=_mul),
 }

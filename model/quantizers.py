@@ -1,7 +1,7 @@
 """Where activations become integer codes.
 
-Layers, additions, lookups, pools and Flatten read codes; ReLU and BatchNorm read real values, because they
-melt into the rounding that follows them:
+Layers, additions, products, lookups, pools and Flatten read codes; ReLU and BatchNorm read real values,
+because they melt into the rounding that follows them:
 
     conv - batch_norm - relu -> [quantize, unsigned] -> conv
     conv - batch_norm -> [quantize, signed 8 bit] -> add <- codes of the other branch
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedmpq.model.graph import Graph, GraphError, Lookup, Node, Quantize, Relu
-from fedmpq.model.ops import RULES, check_range
+from fedmpq.model.graph import INPUT, Flatten, Graph, GraphError, Lookup, Mul, Node, Quantize, Relu
+from fedmpq.model.ops import RULES, Pool, check_range
 from fedmpq.model.pointwise import FUNCTIONS
 
 WIDE_BITS = 8
@@ -40,7 +40,7 @@ def place_quantizers(graph: Graph, activation_bits: int) -> Graph:
         nodes.append(node)
         if node.name in quantized:
             bits = activation_bits if isinstance(node.op, Relu) else WIDE_BITS
-            op = Quantize(bits, signed=_may_be_negative(node))
+            op = Quantize(bits, signed=_may_be_negative(graph, node.name))
             nodes.append(Node(quantized[node.name], op, (node.name,)))
     placed = replace(graph, nodes=tuple(nodes))
     check_quantizers(placed)
@@ -59,10 +59,16 @@ def check_quantizers(graph: Graph) -> None:
                 )
 
 
-def _may_be_negative(producer: Node) -> bool:
-    if isinstance(producer.op, Lookup):
-        return FUNCTIONS[producer.op.function].negative
-    return not isinstance(producer.op, Relu)
+def _may_be_negative(graph: Graph, name: str) -> bool:
+    """Whether the value called `name`, before quantizers are placed, may be below zero."""
+    if name == INPUT:
+        return graph.input.zero_point > 0
+    node = graph.by_name[name]
+    if isinstance(node.op, Lookup):
+        return FUNCTIONS[node.op.function].negative
+    if isinstance(node.op, Mul | Flatten | Pool):
+        return any(_may_be_negative(graph, source) for source in node.inputs)
+    return not isinstance(node.op, Relu)
 
 
 def bound_before(graph: Graph, quantizer: Node) -> float:

@@ -27,6 +27,7 @@ from fedmpq.model.graph import (
     Input,
     Linear,
     MaxPool,
+    Mul,
     Node,
     Op,
     Relu,
@@ -34,6 +35,7 @@ from fedmpq.model.graph import (
     Size,
 )
 from fedmpq.model.quantizers import place_quantizers
+from fedmpq.model.recorded_calls import call_of, names_by_tensor, pair
 
 if TYPE_CHECKING:
     import torch
@@ -101,12 +103,6 @@ def _export(module: torch.nn.Module, example: torch.Tensor, name: str) -> torch.
             ) from error
 
 
-def _pair(value: Any) -> Size:
-    """ATen's lists have one element for both axes, or one for each."""
-    values = [value] if isinstance(value, int) else list(value)
-    return (values[0], values[-1])
-
-
 class _Tracer:
     """Translates the calls of one exported program, in order."""
 
@@ -122,7 +118,7 @@ class _Tracer:
         self.overwritten: dict[torch.fx.Node, str] = {}
         signature = program.graph_signature
         self.tensors = {"parameter": signature.inputs_to_parameters, "buffer": signature.inputs_to_buffers}
-        self.tensor_names = _names_by_tensor(module)
+        self.tensor_names = names_by_tensor(module)
         self.taken = {INPUT, *(tensor.rpartition(".")[0] for tensor in self.tensor_names)}
 
     def graph(self, image: Input) -> Graph:
@@ -155,7 +151,7 @@ class _Tracer:
         return [node for node in self.nodes if node.name in needed]
 
     def _translate(self, node: torch.fx.Node) -> None:
-        call = _call_of(node)
+        call = call_of(node)
         method = _SUPPORTED.get(call)
         if method is None:
             raise self._error(node, f"is not supported; supported are {', '.join(_SUPPORTED)}")
@@ -246,13 +242,13 @@ class _Tracer:
     def _conv2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
         path = self._owned(node, arguments, {"weight": "parameter", "bias": "parameter"})
         out_channels, _, *kernel = self._shape(arguments["weight"])
-        dilation = _pair(arguments["dilation"])
+        dilation = pair(arguments["dilation"])
         op = Conv2d(
             in_channels=self._shape(arguments["input"])[1],
             out_channels=out_channels,
-            kernel=_pair(kernel),
-            stride=_pair(arguments["stride"]),
-            padding=self._padding(node, arguments["padding"], _pair(kernel), dilation),
+            kernel=pair(kernel),
+            stride=pair(arguments["stride"]),
+            padding=self._padding(node, arguments["padding"], pair(kernel), dilation),
             dilation=dilation,
             groups=arguments["groups"],
             bias=arguments["bias"] is not None,
@@ -263,7 +259,7 @@ class _Tracer:
         if padding == "valid":
             return (0, 0)
         if padding != "same":
-            return _pair(padding)
+            return pair(padding)
         total = (dilation[0] * (kernel[0] - 1), dilation[1] * (kernel[1] - 1))
         if total[0] % 2 or total[1] % 2:
             raise self._error(node, f"with padding 'same' pads kernel {kernel} unevenly; use an odd kernel")
@@ -317,7 +313,7 @@ class _Tracer:
 
     def _lookup(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
         try:
-            op = lookup_of(_call_of(node), arguments)
+            op = lookup_of(call_of(node), arguments)
         except ValueError as error:
             raise self._error(node, str(error)) from None
         return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
@@ -331,15 +327,27 @@ class _Tracer:
             raise self._error(node, f"adds shapes {shapes[0]} and {shapes[1]}, which must be equal")
         return self._emit(self._fresh(node), Add(), left, right)
 
+    def _mul(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+        if not hasattr(arguments["other"], "meta"):
+            raise self._error(node, f"multiplies by the number {arguments['other']}; only values can be")
+        # The one that is spread over the other's pixels comes second.
+        sides = sorted(("self", "other"), key=lambda side: -math.prod(self._shape(arguments[side])))
+        shapes = [self._shape(arguments[side]) for side in sides]
+        if shapes[1] not in (shapes[0], (*shapes[0][:2], 1, 1)):
+            raise self._error(
+                node, f"multiplies shapes {shapes[0]} and {shapes[1]}; use equal ones or (N, C, 1, 1)"
+            )
+        return self._emit(self._fresh(node), Mul(), *(self._read(arguments[side], node) for side in sides))
+
     def _window(self, node: torch.fx.Node, arguments: dict[str, Any]) -> tuple[Size, Size, Size]:
         if arguments["ceil_mode"]:
             raise self._error(node, "has ceil_mode=True; use ceil_mode=False")
-        kernel = _pair(arguments["kernel_size"])
+        kernel = pair(arguments["kernel_size"])
         # ATen leaves the stride empty where it is the kernel.
-        return kernel, _pair(arguments["stride"] or kernel), _pair(arguments["padding"])
+        return kernel, pair(arguments["stride"] or kernel), pair(arguments["padding"])
 
     def _max_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        if _pair(arguments["dilation"]) != (1, 1):
+        if pair(arguments["dilation"]) != (1, 1):
             raise self._error(node, f"has dilation {arguments['dilation']}; use dilation=1")
         op = MaxPool(*self._window(node, arguments))
         return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
@@ -355,7 +363,7 @@ class _Tracer:
         return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
 
     def _adaptive_avg_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        if _pair(arguments["output_size"]) != (1, 1):
+        if pair(arguments["output_size"]) != (1, 1):
             raise self._error(
                 node, f"has output size {arguments['output_size']}; only 1, the global mean, is supported"
             )
@@ -389,29 +397,11 @@ class _Tracer:
             raise self._error(
                 node, "drops values in evaluation too; use nn.Dropout or training=self.training"
             )
-        return self._read(arguments["input"], node)
+        # In place its argument has another name.
+        return self._read(arguments.get("input", arguments.get("self")), node)
 
     def _same(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
         return self._read(arguments["self"], node)
-
-
-def _call_of(node: torch.fx.Node) -> str:
-    """The call's name; "aten.relu_.default" is "aten.relu.default" in place."""
-    return str(node.target).replace("_.", ".")
-
-
-def _names_by_tensor(module: torch.nn.Module) -> dict[str, list[str]]:
-    """For every parameter and buffer, all names the same tensor goes by."""
-    tensors = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-    # By memory, not by object: `a.data = b.data` shares as well.
-    addresses = {name: tensor.data_ptr() or id(tensor) for name, tensor in tensors}
-    owners: dict[int, list[str]] = {}
-    for name, address in addresses.items():
-        owners.setdefault(address, []).append(name)
-    return {name: owners[address] for name, address in addresses.items()}
 
 
 _Method = Callable[[_Tracer, "torch.fx.Node", dict[str, Any]], str]
@@ -426,6 +416,7 @@ _SUPPORTED: dict[str, _Method] = {
     "aten.hardtanh.default": _Tracer._hardtanh,
     **dict.fromkeys(LOOKUPS, _Tracer._lookup),
     "aten.add.Tensor": _Tracer._add,
+    "aten.mul.Tensor": _Tracer._mul,
     "aten.max_pool2d.default": _Tracer._max_pool2d,
     "aten.avg_pool2d.default": _Tracer._avg_pool2d,
     "aten.adaptive_avg_pool2d.default": _Tracer._adaptive_avg_pool2d,

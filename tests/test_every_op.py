@@ -43,6 +43,7 @@ from fedmpq.model.ops import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Op,
     Quantize,
     Relu,
@@ -72,6 +73,18 @@ class Network(nn.Module):
         return cast(torch.Tensor, self.classes(value.flatten(1)))
 
 
+class Gates(nn.Module):
+    """Every pixel times a gate between 0 and 1 of its own, and every channel times its mean."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gate = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        gated = value * torch.sigmoid(self.gate(value))
+        return functional.adaptive_avg_pool2d(value, 1) * gated
+
+
 PIXELS = SIZE * SIZE
 CASES: dict[type[Op], Callable[[], nn.Module]] = {
     Conv2d: lambda: Network(
@@ -86,6 +99,7 @@ CASES: dict[type[Op], Callable[[], nn.Module]] = {
     AvgPool: lambda: Network(4 * 16, nn.AvgPool2d(2)),
     GlobalAvgPool: lambda: Network(4, nn.AdaptiveAvgPool2d(1)),
     Flatten: lambda: Network(4 * PIXELS),
+    Mul: lambda: Network(4 * PIXELS, Gates(4)),
     Lookup: lambda: Network(
         4 * PIXELS, nn.SiLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Hardswish(), nn.LeakyReLU(0.1)
     ),

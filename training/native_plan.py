@@ -1,7 +1,7 @@
 """How the native engine walks a graph: nodes that compute in one go are one unit.
 
-A layer, the BatchNorm behind it, the ReLU and the quantization are one unit; so are an addition or a lookup
-and its quantization. What is real-valued lives only inside a unit; between units there are codes.
+A layer, the BatchNorm behind it, the ReLU and the quantization are one unit; so are an addition, a product
+or a lookup and its quantization. What is real-valued lives only inside a unit; between units there are codes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Quantize,
     Relu,
@@ -69,6 +70,18 @@ class ProductUnit:
 @dataclass(frozen=True)
 class SumUnit:
     """An addition of codes, or codes alone, rounded anew."""
+
+    sources: tuple[str, ...]
+    quantizer: Quantizer
+
+    @property
+    def output(self) -> str:
+        return self.quantizer.name
+
+
+@dataclass(frozen=True)
+class MulUnit:
+    """A product of codes, rounded; the second factor may have a single pixel."""
 
     sources: tuple[str, ...]
     quantizer: Quantizer
@@ -139,7 +152,7 @@ class FlattenUnit:
         return self.node.inputs
 
 
-Unit = ProductUnit | SumUnit | LookupUnit | PoolUnit | FlattenUnit
+Unit = ProductUnit | SumUnit | MulUnit | LookupUnit | PoolUnit | FlattenUnit
 
 
 def units_of(graph: Graph) -> tuple[Unit, ...]:
@@ -162,6 +175,8 @@ def _unit_of(graph: Graph, node: Node) -> Unit | None:
         return _product(graph, node, op)
     if isinstance(op, Add):
         return SumUnit(node.inputs, _the_quantizer(graph, node))
+    if isinstance(op, Mul):
+        return MulUnit(node.inputs, _the_quantizer(graph, node))
     if isinstance(op, Lookup):
         return LookupUnit(op, node.inputs[0], _the_quantizer(graph, node))
     if isinstance(op, MaxPool | AvgPool | GlobalAvgPool):

@@ -15,8 +15,9 @@ from fedmpq.model.randomness import Draws
 from fedmpq.training.arena import Layout
 from fedmpq.training.binding import Binding, ForwardUnit, Scratch, Tensor
 from fedmpq.training.lookup_units import LookupForward
+from fedmpq.training.multiply_units import MulForward
 from fedmpq.training.native_layer import TrainedLayer
-from fedmpq.training.native_plan import FlattenUnit, LookupUnit, PoolUnit, ProductUnit, SumUnit, Unit
+from fedmpq.training.native_plan import FlattenUnit, LookupUnit, MulUnit, PoolUnit, ProductUnit, SumUnit, Unit
 from fedmpq.training.pool_units import FlattenForward, PoolForward
 from fedmpq.training.product_units import Logits, LogitsForward, ProductForward
 from fedmpq.training.side_tensors import SideTensors
@@ -116,6 +117,8 @@ def _bound(unit: Unit, binding: Binding) -> ForwardUnit:
         return ProductForward.bind(unit, unit.quantizer, binding)
     if isinstance(unit, SumUnit):
         return SumForward.bind(unit, binding)
+    if isinstance(unit, MulUnit):
+        return MulForward.bind(unit, binding)
     if isinstance(unit, LookupUnit):
         return LookupForward.bind(unit, binding)
     if isinstance(unit, PoolUnit):

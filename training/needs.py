@@ -27,6 +27,7 @@ from fedmpq.model.graph import (
 from fedmpq.model.ops import Shape
 from fedmpq.training.native_plan import (
     LookupUnit,
+    MulUnit,
     PoolUnit,
     ProductUnit,
     SumUnit,
@@ -225,7 +226,7 @@ class _Step:
             lives.use(*sources, codes)
 
     def _bytes_of(self, unit: Unit) -> float:
-        if isinstance(unit, ProductUnit | SumUnit | LookupUnit):
+        if isinstance(unit, ProductUnit | SumUnit | MulUnit | LookupUnit):
             quantizer = unit.quantizer
             return 4.0 if quantizer is None else _code_bytes(quantizer.op)
         averages = isinstance(unit, PoolUnit) and not unit.takes_greatest
@@ -238,6 +239,9 @@ class _Step:
             self._backward_product(unit, error)
             return
         used = [error, *(self._states[unit.output] for _ in (0,) if isinstance(unit, SumUnit))]
+        if isinstance(unit, LookupUnit | MulUnit) and unit.sources[0] != INPUT:
+            # The error is passed on in place, unless there is one to which it is added.
+            self._errors.setdefault(unit.sources[0], error)
         for source in unit.sources:
             own = self._error_of(source)
             kept = [] if isinstance(unit, SumUnit) else [self._codes[source]]

@@ -33,6 +33,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Quantize,
     Relu,
@@ -165,8 +166,9 @@ class _Network:
             return value, lambda gradient: (gradient,)
         if isinstance(op, Quantize):
             return self._quantize(node, op, value)
-        if isinstance(op, Add):
-            return torch_ops.add(inputs[0], inputs[1])
+        if isinstance(op, Add | Mul):
+            combine = torch_ops.add if isinstance(op, Add) else torch_ops.multiply
+            return combine(*inputs)
         if isinstance(op, Lookup):
             return torch_ops.lookup(value, op)
         if isinstance(op, MaxPool):

@@ -190,6 +190,22 @@ def add(left: Value, right: Value) -> tuple[Value, Backward]:
     return Value(left.real() + right.real()), lambda gradient: (gradient, gradient)
 
 
+def multiply(left: Value, right: Value) -> tuple[Value, Backward]:
+    """A product of codes times both scales; errors of a right factor of one pixel are summed over all."""
+    (a, a_form), (b, b_form) = left.codes(), right.codes()
+    packed = left.packed(), right.packed()
+    axes = [axis for axis in range(2, a.ndim) if a.shape[axis] != b.shape[axis]]
+
+    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
+        a_real, b_real = (
+            each.unpack() * float(form.scale) for each, form in zip(packed, (a_form, b_form), strict=True)
+        )
+        right_gradient = gradient * a_real
+        return gradient * b_real, right_gradient.sum(dim=axes, keepdim=True) if axes else right_gradient
+
+    return Value(a * b * float(a_form.scale * b_form.scale)), backward
+
+
 def lookup(value: Value, op: Lookup) -> tuple[Value, Backward]:
     """A function of codes, in float64 as the integer program has it, and its slope at each code."""
     codes, form = value.codes()

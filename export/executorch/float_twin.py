@@ -21,6 +21,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Relu,
 )
 from fedmpq.model.never import assert_never
@@ -76,6 +77,8 @@ def _plain(op: PlainOp, inputs: list[torch.Tensor]) -> torch.Tensor:
         return functional.hardtanh(source, 0.0, op.maximum) if op.maximum else functional.relu(source)
     if isinstance(op, Add):
         return source + inputs[1]
+    if isinstance(op, Mul):
+        return source * inputs[1]
     if isinstance(op, GlobalAvgPool):
         return source.mean((2, 3), keepdim=True)
     if isinstance(op, Flatten):

@@ -24,7 +24,7 @@ from fedmpq.export.executorch.functions import function_of
 from fedmpq.export.executorch.runtime import quiet
 from fedmpq.export.executorch.scales import choose_scales
 from fedmpq.export.format import FORMAT, MAX_BATCH, VERSION_METHOD, ExportError
-from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, operations
+from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, RoundedProduct, operations
 from fedmpq.export.real_functions import exact_rounding
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, Conv2d
@@ -157,9 +157,8 @@ class _IntegerModule(nn.Module):
             source = self._real(values, step.sums.source)
             sums = functional.linear(source, self._get(number, "weight"), self._get(number, "bias"))
             return sums * self._get(number, "scale")
-        if isinstance(step, AddCodes):
-            left = self._operand(values, step.left, step.left_scale)
-            return left + self._operand(values, step.right, step.right_scale)
+        if isinstance(step, AddCodes | RoundedProduct):
+            return self._combined(step, values)
         if isinstance(step, QuantizeReal):
             return self._rounded_sum(step, values[step.source])
         source = self._real(values, step.source)
@@ -176,6 +175,14 @@ class _IntegerModule(nn.Module):
         if isinstance(step, LookupCodes):
             return self._rounded_function(step, source)
         assert_never(step)
+
+    def _combined(self, step: AddCodes | RoundedProduct, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if isinstance(step, AddCodes):
+            left = self._operand(values, step.left, step.left_scale)
+            return left + self._operand(values, step.right, step.right_scale)
+        # Both factors and the product have scale 1, so that what is multiplied is whole numbers.
+        product = self._real(values, step.left) * self._real(values, step.right)
+        return self._rounded(step.output, product * float(step.multiplier))
 
     def _layer(self, number: int, step: RoundedLayer, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         op, source = step.sums.op, self._real(values, step.sums.source)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.export.executorch.additions import exact_factor
-from fedmpq.export.operations import Operation, RealLayer, RoundedLayer
+from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, RoundedProduct
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.grid import integer_weights
 from fedmpq.model.integer_program import (
@@ -80,8 +80,7 @@ def _own_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales |
     sums = {step.output: step for step in steps if isinstance(step, AddCodes)}
     if program.output in sums or any(isinstance(step, Requantize) for step in steps):
         return None
-    # The last layer multiplies whole numbers in float32: its input, an average, has scale 1.
-    whole = _before_logits(steps)
+    whole = _whole(steps)
     values = {name: UNIT if name in whole else form.scale for name, form in program.formats.items()}
     scales = Scales({}, values)
     for step in steps:
@@ -109,10 +108,16 @@ def _find_weights(program: IntegerProgram, steps: Sequence[Operation], scales: S
     return True
 
 
-def _before_logits(steps: Sequence[Operation]) -> list[str]:
-    """The values from which, unchanged, the last layer's input comes."""
+def _whole(steps: Sequence[Operation]) -> list[str]:
+    """The values that are multiplied as whole numbers in float32, or rounded from such products.
+
+    These are the last layer's input, factors and products, and whatever they come from unchanged.
+    """
     makers = {step.output: step for step in steps}
     names = [step.sums.source for step in steps if isinstance(step, RealLayer)]
+    for step in steps:
+        if isinstance(step, RoundedProduct):
+            names += [step.left, step.right, step.output]
     for name in names:
         maker = makers.get(name)
         if isinstance(maker, FlattenCodes | PoolMax):

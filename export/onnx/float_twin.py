@@ -22,6 +22,7 @@ from fedmpq.model.graph import (
     GlobalAvgPool,
     Lookup,
     MaxPool,
+    Mul,
     Relu,
 )
 from fedmpq.model.never import assert_never
@@ -63,8 +64,8 @@ def _plain(writer: OnnxWriter, op: PlainOp, inputs: list[str]) -> str:
             return writer.node("Relu", inputs)
         bounds = [writer.constant(np.float32(bound)) for bound in (0, op.maximum)]
         return writer.node("Clip", [*inputs, *bounds])
-    if isinstance(op, Add):
-        return writer.node("Add", inputs)
+    if isinstance(op, Add | Mul):
+        return writer.node("Add" if isinstance(op, Add) else "Mul", inputs)
     if isinstance(op, GlobalAvgPool):
         return writer.node("GlobalAveragePool", inputs)
     if isinstance(op, Flatten):

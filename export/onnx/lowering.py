@@ -26,7 +26,15 @@ from fedmpq.export.onnx.functions import DOMAIN, IR_VERSION, OPSET, functions
 from fedmpq.export.onnx.integer_add import Operand, Ratios, exact_ratios
 from fedmpq.export.onnx.pixel_groups import PIXELS, PixelGroups, pixel_groups
 from fedmpq.export.onnx.writer import OnnxWriter
-from fedmpq.export.operations import Operation, OperationOfOne, RealLayer, RoundedLayer, Sums, operations
+from fedmpq.export.operations import (
+    Operation,
+    OperationOfOne,
+    RealLayer,
+    RoundedLayer,
+    RoundedProduct,
+    Sums,
+    operations,
+)
 from fedmpq.export.real_functions import Rounding, exact_rounding
 from fedmpq.model import planes
 from fedmpq.model.activations import CodeFormat
@@ -146,7 +154,9 @@ class _Lowering:
             self.writer.constants,
         )
 
-    def _lowered(self, step: OperationOfOne) -> str:
+    def _lowered(self, step: OperationOfOne | RoundedProduct) -> str:
+        if isinstance(step, RoundedProduct):
+            return self._rounded_product(step)
         if isinstance(step, RoundedLayer):
             return self._rounded_layer(step)
         if isinstance(step, RealLayer):
@@ -319,6 +329,13 @@ class _Lowering:
         codes = self.writer.node("Average", inputs, shape=shape, group=channels, **attributes)
         return self._clamped(step.output, codes)
 
+    def _rounded_product(self, step: RoundedProduct) -> str:
+        """In float32, where the product of two codes is exact; QLinearMul would round otherwise."""
+        factors = [self._dequantized(name, _UNIT) for name in (step.left, step.right)]
+        product = self.writer.node("Mul", factors)
+        scaled = self.writer.node("Mul", [product, self.writer.constant(step.multiplier)])
+        return self._quantized(step.output, scaled, _UNIT)
+
     def _looked_up(self, step: LookupCodes) -> str:
         """The function in float32 where that is exact; else a Gather, some ten times slower."""
         rounding, target = self.roundings[step.output], self.program.formats[step.output]
@@ -371,7 +388,7 @@ def _read_by_one_sum(steps: Sequence[Operation]) -> set[str]:
 
 def _sources(step: Operation) -> tuple[str, ...]:
     """What the step reads."""
-    if isinstance(step, AddCodes):
+    if isinstance(step, AddCodes | RoundedProduct):
         return (step.left, step.right)
     return (step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source,)
 

@@ -19,6 +19,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Quantize,
     Relu,
@@ -58,6 +59,14 @@ class Function:
 
 
 @dataclass
+class Product:
+    """Products of two codes, each worth `scale`."""
+
+    values: Integers
+    scale: np.float32
+
+
+@dataclass
 class Sums:
     """Sums of products, with `s_x`, and per channel `s_w` and `B`, into which BatchNorm folds."""
 
@@ -70,11 +79,11 @@ class Sums:
 
 @dataclass
 class Positive:
-    value: Codes | Real | Function | Sums
+    value: Codes | Real | Function | Product | Sums
     maximum: float
 
 
-Value = Codes | Real | Function | Sums | Positive
+Value = Codes | Real | Function | Product | Sums | Positive
 
 
 def clamped(real: np.float32, low: int, high: int) -> int:
@@ -164,7 +173,7 @@ def quantized(value: Value, op: Quantize, clip: np.float32) -> Codes:
         return Codes(requantized(value, s_y, low, high), s_y, low, high)
     out = np.zeros(value.values.shape, np.int64)
     for place, element in np.ndenumerate(value.values):
-        if isinstance(value, Codes):
+        if isinstance(value, Codes | Product):
             out[place] = clamped(F(int(element)) * F(value.scale / s_y), low, high)
         elif isinstance(value, Function):
             out[place] = min(max(round(float(element) / float(s_y)), low), high)
@@ -215,6 +224,10 @@ class Reference:
             y = inputs[1]
             assert isinstance(y, Codes)
             return Real(x.values.astype(F) * x.scale + y.values.astype(F) * y.scale)
+        if isinstance(op, Mul):
+            y = inputs[1]
+            assert isinstance(y, Codes)
+            return Product(x.values * y.values, F(x.scale * y.scale))
         if isinstance(op, Lookup):
             reals = [SLOW[op.function](int(a) * float(x.scale), op.parameter) for a in x.values.reshape(-1)]
             bound = 1.0 if op.function in ("sigmoid", "hardsigmoid", "tanh") else 0.0

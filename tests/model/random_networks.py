@@ -21,6 +21,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Op,
     Quantize,
@@ -31,7 +32,7 @@ from fedmpq.model.pointwise import FUNCTIONS
 from fedmpq.model.quantized import Layers, QuantizedLayer
 from fedmpq.model.quantizers import place_quantizers
 from tests.functions import PARAMETERS
-from tests.model.integer_reference import Codes, F, Function, Model, Positive, Real, Reference, Value
+from tests.model.integer_reference import Codes, F, Function, Model, Positive, Product, Real, Reference, Value
 
 
 class Builder:
@@ -95,7 +96,7 @@ def real_values(value: Value) -> NDArray[np.float64]:
         return np.asarray(np.maximum(real_values(value.value), 0), np.float64)
     if isinstance(value, Real | Function):
         return value.values.astype(np.float64)
-    if isinstance(value, Codes):
+    if isinstance(value, Codes | Product):
         return np.asarray(value.values * float(value.scale), np.float64)
     by_channel = [-1, *[1] * (value.values.ndim - 1)]
     scales = np.array(value.scales, np.float64).reshape(by_channel) * float(value.input_scale)
@@ -241,6 +242,21 @@ def relu_of_a_function(net: Builder) -> None:
     net.add(Relu(0.5))
 
 
+def gated(net: Builder) -> None:
+    """Squeeze and excitation, a value times another of its shape, and one times itself."""
+    plain(net)
+    source = net.last
+    net.add(GlobalAvgPool())
+    net.conv(4, (1, 1), padding=(0, 0), norm=False, bias=True)
+    gate = net.add(Lookup("hardsigmoid", 0.0))
+    product = net.add(Mul(), source, gate)
+    net.conv(4)
+    swish = net.add(Mul(), net.last, net.add(Lookup("sigmoid", 0.0)))
+    net.add(Mul(), product, swish)
+    net.add(Relu(6.0))
+    net.add(Mul(), net.last, net.last)
+
+
 def relu_of_codes(net: Builder) -> None:
     net.conv(4)
     net.add(MaxPool((2, 2), (1, 1), (0, 0)))
@@ -260,5 +276,6 @@ KINDS: list[Callable[[Builder], None]] = [
     average_of_signed,
     relu_of_codes,
     functions,
+    gated,
     relu_of_a_function,
 ]

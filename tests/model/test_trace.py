@@ -61,6 +61,7 @@ FLOAT: dict[type[g.Op], Callable[..., Any]] = {
     g.AvgPool: lambda op, x, of: functional.avg_pool2d(x, op.kernel, op.stride, op.padding),
     g.GlobalAvgPool: lambda op, x, of: x.mean((2, 3), keepdim=True),
     g.Flatten: lambda op, x, of: x.reshape(len(x), -1),
+    g.Mul: lambda op, x, of, other: x * other,
     g.Lookup: lambda op, x, of: TORCH[op.function](x, op.parameter),
 }
 
@@ -221,6 +222,11 @@ SAME: dict[str, Callable[[], Any]] = {
         lambda m, x: m.f(x),
         f=nn.Sequential(nn.LeakyReLU(), nn.ELU(0.5), nn.GELU(), nn.GELU("tanh"), nn.ELU()),
     ),
+    "dropout in place": lambda: Forward(lambda m, x: m.d(x), d=nn.Dropout(0.9, inplace=True)),
+    "product": lambda: Forward(lambda m, x: m.c(x) * x, c=nn.Conv2d(4, 4, 1)),
+    "gate": lambda: Forward(lambda m, x: torch.sigmoid(functional.adaptive_avg_pool2d(x, 1)) * x),
+    "gate behind": lambda: Forward(lambda m, x: x * x.mean((2, 3), keepdim=True)),
+    "product in place": lambda: Forward(lambda m, x: m.c(x).mul_(x), c=nn.Conv2d(4, 4, 1)),
     "x + x": lambda: Forward(lambda m, x: x + x),
 }
 
@@ -308,6 +314,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"aten.leaky_relu.default in module 'act' has negative_slope=-0.5; it must not be negative",
     ),
     "scaled ELU": (plain(lambda m, x: functional.selu(x)), "selu"),
+    "product with a number": (plain(lambda m, x: x * 2), "multiplies by the number 2"),
+    "product over channels": (
+        plain(lambda m, x: x * m.c(x), c=nn.Conv2d(4, 1, 1)),
+        r"multiplies shapes \(2, 4, 8, 8\) and \(2, 1, 8, 8\)",
+    ),
     "concat": (plain(lambda m, x: torch.cat([x, x], 2)), r"aten.cat.default in the forward"),
     "norm after add": (
         plain(lambda m, x: m.n(x + x), n=bn()),

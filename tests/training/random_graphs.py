@@ -37,6 +37,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Op,
     Relu,
@@ -154,6 +155,16 @@ class RandomNet:
         self.add(Add(), self.last, source)
         self.relu()
 
+    def gate(self) -> None:
+        """A value times one that is made of its mean, or of itself."""
+        source = self.last
+        if self.random.random() < 0.7:
+            channels = self.shapes[self.add(GlobalAvgPool())][0]
+            self.add(Conv2d(channels, channels, (1, 1), (1, 1), (0, 0), (1, 1), 1, True))
+        self.add(Lookup(self.random.choice(("sigmoid", "hardsigmoid", "tanh")), 0.0))
+        self.add(Mul(), source, self.last)
+        self.relu()
+
     def head(self) -> None:
         if self.random.random() < 0.4:
             self.add(GlobalAvgPool())
@@ -178,7 +189,8 @@ def random_graph(seed: int) -> Graph:
         for number in range(net.random.randint(1, 6)):
             before = len(net.nodes), net.last
             # An average of the image itself is refused.
-            grow = net.random.choice((net.conv, net.conv, net.pool, net.residual)) if number else net.conv
+            kinds = (net.conv, net.conv, net.pool, net.residual, net.gate)
+            grow = net.random.choice(kinds) if number else net.conv
             try:
                 grow()
             except GraphError:

@@ -19,6 +19,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Op,
     Relu,
@@ -151,19 +152,20 @@ def images() -> Graph:
     return net.graph(net.add(MaxPool((2, 1), (1, 1), (0, 0)), x))
 
 
-def functions() -> Graph:
-    """Lookups of layers, of pools and of one another, of 4-bit and 8-bit codes, one read twice."""
-    net = Net(2, 7, 5)
-    x = net.add(Lookup("hardswish", 0.0), net.conv(INPUT, 6, norm=False, bias=True, relu=None))
-    y = net.add(Lookup("sigmoid", 0.0), net.conv(x, 6, relu=None))
-    x = net.add(Lookup("silu", 0.0), net.add(Add(), x, y))
-    x = net.add(Lookup("leaky_relu", 0.25), net.add(MaxPool((2, 2), (2, 2), (0, 0)), net.conv(x, 5)))
-    x = net.relu(net.add(Lookup("gelu", 0.0), x))
-    return net.graph(net.add(GlobalAvgPool(), net.conv(x, 4, norm=False, bias=True)))
+def gates() -> Graph:
+    """Lookups of layers and of pools, squeeze and excitation, a product with itself behind a ReLU of one."""
+    net = Net(2, 5, 4)
+    x = net.add(Lookup("hardswish", 0.0), net.conv(INPUT, 4, relu=None))
+    gate = net.conv(net.add(GlobalAvgPool(), x), 4, (1, 1), padding=(0, 0), norm=False, relu=None)
+    x = net.add(Mul(), x, net.add(Lookup("sigmoid", 0.0), gate))
+    x = net.relu(net.add(Lookup("silu", 0.0), net.conv(x, 4, relu=None)))
+    x = net.add(Mul(), x, net.add(Lookup("leaky_relu", 0.25), x))
+    x = net.relu(net.add(Mul(), x, x), 1.5)
+    return net.graph(net.add(GlobalAvgPool(), x))
 
 
 GRAPHS: dict[str, Callable[[], Graph]] = {
-    make.__name__: make for make in (convolutions, bottlenecks, residuals, pools, images, functions)
+    make.__name__: make for make in (convolutions, bottlenecks, residuals, pools, images, gates)
 }
 
 

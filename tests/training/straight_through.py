@@ -25,6 +25,7 @@ from fedmpq.model.graph import (
     Linear,
     Lookup,
     MaxPool,
+    Mul,
     Node,
     Op,
     Quantize,
@@ -84,6 +85,8 @@ class StraightThrough:
             return self._quantize(node, op, x)
         if isinstance(op, Add):
             return inputs[0] + inputs[1]
+        if isinstance(op, Mul):
+            return inputs[0] * inputs[1]
         if isinstance(op, Lookup):
             return TORCH[op.function](x, op.parameter)
         self.scales[node.name] = self.scales[node.inputs[0]]
@@ -253,6 +256,24 @@ NETWORKS: dict[str, list[Link]] = {
         ("g", GlobalAvgPool(), ("tt",)),
         ("f", Flatten(), ("g",)),
         ("out", Linear(5, 3, True), ("f",)),
+    ],
+    "squeeze and excitation": [
+        ("a", conv(4, 5, stride=(2, 2)), (INPUT,)),
+        ("an", norm(5), ("a",)),
+        ("p", GlobalAvgPool(), ("an",)),
+        ("s", conv(5, 5, 1, bias=True), ("p",)),
+        ("g", Lookup("sigmoid", 0.0), ("s",)),
+        ("m", Mul(), ("an", "g")),
+        ("f", Flatten(), ("m",)),
+        ("out", Linear(30, 3, True), ("f",)),
+    ],
+    "products of equal shapes": [
+        ("a", conv(4, 4, stride=(2, 2)), (INPUT,)),
+        ("an", norm(4), ("a",)),
+        ("b", conv(4, 4, stride=(2, 2), bias=True), (INPUT,)),
+        ("m", Mul(), ("an", "b")),
+        ("f", Flatten(), ("m",)),
+        ("out", Linear(24, 3, True), ("f",)),
     ],
     "relu of a function": chain(
         conv(4, 5, stride=(2, 2)), norm(5), Lookup("silu", 0.0), Relu(0.0), *HEAD, Linear(5, 3, True)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x66\x65\x64mpq/v1/graph.proto\x12\tfedmpq.v1\"~\n\x05Graph\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1f\n\x05input\x18\x03 \x01(\x0b\x32\x10.fedmpq.v1.Input\x12\x1e\n\x05nodes\x18\x04 \x03(\x0b\x32\x0f.fedmpq.v1.Node\x12\x0e\n\x06output\x18\x05 \x01(\t\"[\n\x05Input\x12\x10\n\x08\x63hannels\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05scale\x18\x04 \x01(\x02\x12\x12\n\nzero_point\x18\x05 \x01(\r\"\xea\x03\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12#\n\x06\x63onv2d\x18\x03 \x01(\x0b\x32\x11.fedmpq.v1.Conv2dH\x00\x12#\n\x06linear\x18\x04 \x01(\x0b\x32\x11.fedmpq.v1.LinearH\x00\x12*\n\nbatch_norm\x18\x05 \x01(\x0b\x32\x14.fedmpq.v1.BatchNormH\x00\x12\x1f\n\x04relu\x18\x06 \x01(\x0b\x32\x0f.fedmpq.v1.ReluH\x00\x12\'\n\x08quantize\x18\x07 \x01(\x0b\x32\x13.fedmpq.v1.QuantizeH\x00\x12\x1d\n\x03\x61\x64\x64\x18\x08 \x01(\x0b\x32\x0e.fedmpq.v1.AddH\x00\x12&\n\x08max_pool\x18\t \x01(\x0b\x32\x12.fedmpq.v1.MaxPoolH\x00\x12&\n\x08\x61vg_pool\x18\n \x01(\x0b\x32\x12.fedmpq.v1.AvgPoolH\x00\x12\x33\n\x0fglobal_avg_pool\x18\x0b \x01(\x0b\x32\x18.fedmpq.v1.GlobalAvgPoolH\x00\x12%\n\x07\x66latten\x18\x0c \x01(\x0b\x32\x12.fedmpq.v1.FlattenH\x00\x12#\n\x06lookup\x18\x14 \x01(\x0b\x32\x11.fedmpq.v1.LookupH\x00\x12\x0e\n\x06\x66rozen\x18\r \x01(\x08\x42\x04\n\x02op\"%\n\x04Size\x12\x0e\n\x06height\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\"\xd8\x01\n\x06\x43onv2d\x12\x13\n\x0bin_channels\x18\x01 \x01(\r\x12\x14\n\x0cout_channels\x18\x02 \x01(\r\x12\x1f\n\x06kernel\x18\x03 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x1f\n\x06stride\x18\x04 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12 \n\x07padding\x18\x05 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12!\n\x08\x64ilation\x18\x06 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x0e\n\x06groups\x18\x07 \x01(\r\x12\x0c\n\x04\x62ias\x18\x08 \x01(\x08\"A\n\x06Linear\x12\x13\n\x0bin_features\x18\x01 \x01(\r\x12\x14\n\x0cout_features\x18\x02 \x01(\r\x12\x0c\n\x04\x62ias\x18\x03 \x01(\x08\"<\n\tBatchNorm\x12\x10\n\x08\x63hannels\x18\x01 \x01(\r\x12\x0b\n\x03\x65ps\x18\x02 \x01(\x01\x12\x10\n\x08momentum\x18\x03 \x01(\x01\"\x17\n\x04Relu\x12\x0f\n\x07maximum\x18\x01 \x01(\x02\"(\n\x08Quantize\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x0e\n\x06signed\x18\x02 \x01(\x08\"\x05\n\x03\x41\x64\x64\"m\n\x07MaxPool\x12\x1f\n\x06kernel\x18\x01 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x1f\n\x06stride\x18\x02 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12 \n\x07padding\x18\x03 \x01(\x0b\x32\x0f.fedmpq.v1.Size\"m\n\x07\x41vgPool\x12\x1f\n\x06kernel\x18\x01 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x1f\n\x06stride\x18\x02 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12 \n\x07padding\x18\x03 \x01(\x0b\x32\x0f.fedmpq.v1.Size\"\x0f\n\rGlobalAvgPool\"\t\n\x07\x46latten\"-\n\x06Lookup\x12\x10\n\x08\x66unction\x18\x01 \x01(\t\x12\x11\n\tparameter\x18\x02 \x01(\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x66\x65\x64mpq/v1/graph.proto\x12\tfedmpq.v1\"~\n\x05Graph\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1f\n\x05input\x18\x03 \x01(\x0b\x32\x10.fedmpq.v1.Input\x12\x1e\n\x05nodes\x18\x04 \x03(\x0b\x32\x0f.fedmpq.v1.Node\x12\x0e\n\x06output\x18\x05 \x01(\t\"[\n\x05Input\x12\x10\n\x08\x63hannels\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05scale\x18\x04 \x01(\x02\x12\x12\n\nzero_point\x18\x05 \x01(\r\"\x89\x04\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\x12#\n\x06\x63onv2d\x18\x03 \x01(\x0b\x32\x11.fedmpq.v1.Conv2dH\x00\x12#\n\x06linear\x18\x04 \x01(\x0b\x32\x11.fedmpq.v1.LinearH\x00\x12*\n\nbatch_norm\x18\x05 \x01(\x0b\x32\x14.fedmpq.v1.BatchNormH\x00\x12\x1f\n\x04relu\x18\x06 \x01(\x0b\x32\x0f.fedmpq.v1.ReluH\x00\x12\'\n\x08quantize\x18\x07 \x01(\x0b\x32\x13.fedmpq.v1.QuantizeH\x00\x12\x1d\n\x03\x61\x64\x64\x18\x08 \x01(\x0b\x32\x0e.fedmpq.v1.AddH\x00\x12&\n\x08max_pool\x18\t \x01(\x0b\x32\x12.fedmpq.v1.MaxPoolH\x00\x12&\n\x08\x61vg_pool\x18\n \x01(\x0b\x32\x12.fedmpq.v1.AvgPoolH\x00\x12\x33\n\x0fglobal_avg_pool\x18\x0b \x01(\x0b\x32\x18.fedmpq.v1.GlobalAvgPoolH\x00\x12%\n\x07\x66latten\x18\x0c \x01(\x0b\x32\x12.fedmpq.v1.FlattenH\x00\x12#\n\x06lookup\x18\x14 \x01(\x0b\x32\x11.fedmpq.v1.LookupH\x00\x12\x1d\n\x03mul\x18\x15 \x01(\x0b\x32\x0e.fedmpq.v1.MulH\x00\x12\x0e\n\x06\x66rozen\x18\r \x01(\x08\x42\x04\n\x02op\"%\n\x04Size\x12\x0e\n\x06height\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\"\xd8\x01\n\x06\x43onv2d\x12\x13\n\x0bin_channels\x18\x01 \x01(\r\x12\x14\n\x0cout_channels\x18\x02 \x01(\r\x12\x1f\n\x06kernel\x18\x03 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x1f\n\x06stride\x18\x04 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12 \n\x07padding\x18\x05 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12!\n\x08\x64ilation\x18\x06 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x0e\n\x06groups\x18\x07 \x01(\r\x12\x0c\n\x04\x62ias\x18\x08 \x01(\x08\"A\n\x06Linear\x12\x13\n\x0bin_features\x18\x01 \x01(\r\x12\x14\n\x0cout_features\x18\x02 \x01(\r\x12\x0c\n\x04\x62ias\x18\x03 \x01(\x08\"<\n\tBatchNorm\x12\x10\n\x08\x63hannels\x18\x01 \x01(\r\x12\x0b\n\x03\x65ps\x18\x02 \x01(\x01\x12\x10\n\x08momentum\x18\x03 \x01(\x01\"\x17\n\x04Relu\x12\x0f\n\x07maximum\x18\x01 \x01(\x02\"(\n\x08Quantize\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x0e\n\x06signed\x18\x02 \x01(\x08\"\x05\n\x03\x41\x64\x64\"m\n\x07MaxPool\x12\x1f\n\x06kernel\x18\x01 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x1f\n\x06stride\x18\x02 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12 \n\x07padding\x18\x03 \x01(\x0b\x32\x0f.fedmpq.v1.Size\"m\n\x07\x41vgPool\x12\x1f\n\x06kernel\x18\x01 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12\x1f\n\x06stride\x18\x02 \x01(\x0b\x32\x0f.fedmpq.v1.Size\x12 \n\x07padding\x18\x03 \x01(\x0b\x32\x0f.fedmpq.v1.Size\"\x0f\n\rGlobalAvgPool\"\t\n\x07\x46latten\"-\n\x06Lookup\x12\x10\n\x08\x66unction\x18\x01 \x01(\t\x12\x11\n\tparameter\x18\x02 \x01(\x02\"\x05\n\x03Mulb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INPUT']._serialized_start=164
   _globals['_INPUT']._serialized_end=255
   _globals['_NODE']._serialized_start=258
-  _globals['_NODE']._serialized_end=748
-  _globals['_SIZE']._serialized_start=750
-  _globals['_SIZE']._serialized_end=787
-  _globals['_CONV2D']._serialized_start=790
-  _globals['_CONV2D']._serialized_end=1006
-  _globals['_LINEAR']._serialized_start=1008
-  _globals['_LINEAR']._serialized_end=1073
-  _globals['_BATCHNORM']._serialized_start=1075
-  _globals['_BATCHNORM']._serialized_end=1135
-  _globals['_RELU']._serialized_start=1137
-  _globals['_RELU']._serialized_end=1160
-  _globals['_QUANTIZE']._serialized_start=1162
-  _globals['_QUANTIZE']._serialized_end=1202
-  _globals['_ADD']._serialized_start=1204
-  _globals['_ADD']._serialized_end=1209
-  _globals['_MAXPOOL']._serialized_start=1211
-  _globals['_MAXPOOL']._serialized_end=1320
-  _globals['_AVGPOOL']._serialized_start=1322
-  _globals['_AVGPOOL']._serialized_end=1431
-  _globals['_GLOBALAVGPOOL']._serialized_start=1433
-  _globals['_GLOBALAVGPOOL']._serialized_end=1448
-  _globals['_FLATTEN']._serialized_start=1450
-  _globals['_FLATTEN']._serialized_end=1459
-  _globals['_LOOKUP']._serialized_start=1461
-  _globals['_LOOKUP']._serialized_end=1506
+  _globals['_NODE']._serialized_end=779
+  _globals['_SIZE']._serialized_start=781
+  _globals['_SIZE']._serialized_end=818
+  _globals['_CONV2D']._serialized_start=821
+  _globals['_CONV2D']._serialized_end=1037
+  _globals['_LINEAR']._serialized_start=1039
+  _globals['_LINEAR']._serialized_end=1104
+  _globals['_BATCHNORM']._serialized_start=1106
+  _globals['_BATCHNORM']._serialized_end=1166
+  _globals['_RELU']._serialized_start=1168
+  _globals['_RELU']._serialized_end=1191
+  _globals['_QUANTIZE']._serialized_start=1193
+  _globals['_QUANTIZE']._serialized_end=1233
+  _globals['_ADD']._serialized_start=1235
+  _globals['_ADD']._serialized_end=1240
+  _globals['_MAXPOOL']._serialized_start=1242
+  _globals['_MAXPOOL']._serialized_end=1351
+  _globals['_AVGPOOL']._serialized_start=1353
+  _globals['_AVGPOOL']._serialized_end=1462
+  _globals['_GLOBALAVGPOOL']._serialized_start=1464
+  _globals['_GLOBALAVGPOOL']._serialized_end=1479
+  _globals['_FLATTEN']._serialized_start=1481
+  _globals['_FLATTEN']._serialized_end=1490
+  _globals['_LOOKUP']._serialized_start=1492
+  _globals['_LOOKUP']._serialized_end=1537
+  _globals['_MUL']._serialized_start=1539
+  _globals['_MUL']._serialized_end=1544
 # @@protoc_insertion_point(module_scope)

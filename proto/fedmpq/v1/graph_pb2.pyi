@@ -36,7 +36,7 @@ class Input(_message.Message):
     def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., scale: _Optional[float] = ..., zero_point: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "inputs", "conv2d", "linear", "batch_norm", "relu", "quantize", "add", "max_pool", "avg_pool", "global_avg_pool", "flatten", "lookup", "frozen")
+    __slots__ = ("name", "inputs", "conv2d", "linear", "batch_norm", "relu", "quantize", "add", "max_pool", "avg_pool", "global_avg_pool", "flatten", "lookup", "mul", "frozen")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     CONV2D_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Node(_message.Message):
     GLOBAL_AVG_POOL_FIELD_NUMBER: _ClassVar[int]
     FLATTEN_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    MUL_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     inputs: _containers.RepeatedScalarFieldContainer[str]
@@ -64,8 +65,9 @@ class Node(_message.Message):
     global_avg_pool: GlobalAvgPool
     flatten: Flatten
     lookup: Lookup
+    mul: Mul
     frozen: bool
-    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., conv2d: _Optional[_Union[Conv2d, _Mapping]] = ..., linear: _Optional[_Union[Linear, _Mapping]] = ..., batch_norm: _Optional[_Union[BatchNorm, _Mapping]] = ..., relu: _Optional[_Union[Relu, _Mapping]] = ..., quantize: _Optional[_Union[Quantize, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., max_pool: _Optional[_Union[MaxPool, _Mapping]] = ..., avg_pool: _Optional[_Union[AvgPool, _Mapping]] = ..., global_avg_pool: _Optional[_Union[GlobalAvgPool, _Mapping]] = ..., flatten: _Optional[_Union[Flatten, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., frozen: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., conv2d: _Optional[_Union[Conv2d, _Mapping]] = ..., linear: _Optional[_Union[Linear, _Mapping]] = ..., batch_norm: _Optional[_Union[BatchNorm, _Mapping]] = ..., relu: _Optional[_Union[Relu, _Mapping]] = ..., quantize: _Optional[_Union[Quantize, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., max_pool: _Optional[_Union[MaxPool, _Mapping]] = ..., avg_pool: _Optional[_Union[AvgPool, _Mapping]] = ..., global_avg_pool: _Optional[_Union[GlobalAvgPool, _Mapping]] = ..., flatten: _Optional[_Union[Flatten, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., mul: _Optional[_Union[Mul, _Mapping]] = ..., frozen: bool = ...) -> None: ...
 
 class Size(_message.Message):
     __slots__ = ("height", "width")
@@ -168,3 +170,7 @@ class Lookup(_message.Message):
     function: str
     parameter: float
     def __init__(self, function: _Optional[str] = ..., parameter: _Optional[float] = ...) -> None: ...
+
+class Mul(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
