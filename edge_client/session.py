@@ -51,9 +51,9 @@ from fedmpq.exchange.wire import (
     plan_from_message,
 )
 from fedmpq.model.graph import Graph
-from fedmpq.model.integer_program import ProgramError
 from fedmpq.model.ops import GraphError
 from fedmpq.model.quantized import average_bits
+from fedmpq.model.state_checks import ProgramError
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.system.logs import with_facts
 from fedmpq.training.engine import Engine, EpochResult, TrainingError

@@ -11,6 +11,7 @@ from typing import Any
 from fedmpq.export.format import FORMAT
 from fedmpq.export.target import Target
 from fedmpq.model.deployed import DeployedModel
+from fedmpq.model.graph import Input
 
 Card = dict[str, Any]
 
@@ -41,10 +42,20 @@ def describe(model: DeployedModel, target: Target, content: bytes) -> Card:
             "pixels": [image.height, image.width, image.channels],
             "scale": image.scale,
             "zero_point": image.zero_point,
-            "note": "normalisation is inside the file: give it pixels",
+            "note": _note(image),
         },
         "class_names": list(model.class_names),
     }
+
+
+def _note(image: Input) -> str:
+    """How the file is fed."""
+    if image.height > 1:
+        return "normalisation is inside the file: give it pixels"
+    return (
+        f"normalisation is inside the file: give it bytes; a sequence of {image.width} steps of"
+        f" {image.channels} channels is an image of height 1"
+    )
 
 
 def run_facts(run: str, round_number: int, clients: Sequence[int], budget: float) -> dict[str, Any]:

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -26,15 +29,32 @@ from fedmpq.model.graph import (
     MaxPool,
     Mul,
     Node,
+    Pad,
     Quantize,
     Relu,
     Shape,
+    Slice,
+    Upsample,
 )
-from fedmpq.model.never import assert_never
 
 Array = NDArray[np.float32]
 Tensors = Mapping[str, Array]
-PlainOp = Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup | Mul
+PlainOp = (
+    Relu
+    | Add
+    | Concat
+    | MaxPool
+    | AvgPool
+    | GlobalAvgPool
+    | AdaptiveAvgPool
+    | Flatten
+    | Slice
+    | ChannelShuffle
+    | Pad
+    | Upsample
+    | Lookup
+    | Mul
+)
 
 
 @dataclass(frozen=True)
@@ -50,11 +70,13 @@ class FloatLayer:
 
 @dataclass(frozen=True)
 class FloatStep:
-    """An operation without weights; `Add` and `Mul` have two sources, the others have one."""
+    """An operation without weights; `Add`, `Mul` and `Concat` have several sources, the others have one."""
 
     output: str
     sources: tuple[str, ...]
     op: PlainOp
+    shape: Shape
+    """Of one sample of its first source."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +102,12 @@ def float_network(graph: Graph, weights: Tensors, side: Tensors) -> FloatNetwork
         if isinstance(op, Conv2d | Linear):
             weight, bias = _folded(graph, node, op, weights, side)
             steps.append(FloatLayer(node.name, sources[0], op, weight, bias))
+        elif isinstance(op, BatchNorm) and not graph.folds(node):
+            steps.append(_scaled(node, op, sources[0], side))
         elif isinstance(op, BatchNorm | Quantize):
             names[node.name] = sources[0]
-        elif isinstance(op, Relu | Add | MaxPool | AvgPool | GlobalAvgPool | Flatten | Lookup | Mul):
-            steps.append(FloatStep(node.name, sources, op))
         else:
-            assert_never(op)
+            steps.append(FloatStep(node.name, sources, op, graph.shapes[node.inputs[0]]))
     return FloatNetwork(
         graph.name, graph.input.shape, graph.shapes[graph.output], tuple(steps), names[graph.output]
     )
@@ -105,10 +127,23 @@ def _folded(
     bias = side[f"{node.name}.bias"] if op.bias else np.zeros(len(weight), np.float32)
     reader = graph.by_name.get(next(iter(graph.consumers[node.name]), ""))
     if reader is not None and isinstance(reader.op, BatchNorm):
-        parts = ("weight", "bias", "running_mean", "running_var")
-        gamma, beta, mean, variance = (side[f"{reader.name}.{part}"] for part in parts)
-        deviation: Array = np.sqrt(np.maximum(variance, np.float32(0)) + np.float32(reader.op.eps))
-        factor = gamma / deviation
+        factor, shift = _affine(reader, reader.op, side)
         weight = weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
-        bias = beta + (bias - mean) * factor
+        bias = shift + bias * factor
     return weight.astype(np.float32), bias.astype(np.float32)
+
+
+def _scaled(node: Node, op: BatchNorm, source: str, side: Tensors) -> FloatLayer:
+    """A BatchNorm that melts into no layer, as a convolution of one pixel."""
+    factor, shift = _affine(node, op, side)
+    conv = Conv2d(op.channels, op.channels, (1, 1), (1, 1), (0, 0), (1, 1), op.channels, bias=True)
+    return FloatLayer(node.name, source, conv, factor.reshape(-1, 1, 1, 1), shift)
+
+
+def _affine(node: Node, op: BatchNorm, side: Tensors) -> tuple[Array, Array]:
+    """`(factor, shift)` by channel: BatchNorm in evaluation is `x * factor + shift`."""
+    parts = ("weight", "bias", "running_mean", "running_var")
+    gamma, beta, mean, variance = (side[f"{node.name}.{part}"] for part in parts)
+    deviation: Array = np.sqrt(np.maximum(variance, np.float32(0)) + np.float32(op.eps))
+    factor = np.asarray(gamma / deviation, np.float32)
+    return factor, np.asarray(beta - mean * factor, np.float32)

@@ -15,21 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model.code_products import MultiplyCodes
-from fedmpq.model.graph import Conv2d, Graph, Linear
+from fedmpq.model.graph import BatchNorm, Conv2d, Graph, Linear
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.model.integer_program import (
     Accumulate,
     AddCodes,
     Dequantize,
-    FlattenCodes,
     IntegerProgram,
-    PoolAverage,
-    PoolMax,
     QuantizeReal,
     Requantize,
 )
 from fedmpq.model.lookup_tables import LookupCodes
-from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.quantized import QuantizedLayer, identity_layer
+from fedmpq.model.shape_steps import ConcatCodes, FlattenCodes, PoolAverage, PoolMax, Rearrange
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,19 @@ class RoundedProduct:
 
 
 OperationOfOne = (
-    RoundedLayer | RealLayer | Requantize | QuantizeReal | PoolMax | PoolAverage | FlattenCodes | LookupCodes
+    RoundedLayer
+    | RealLayer
+    | Requantize
+    | Dequantize
+    | QuantizeReal
+    | PoolMax
+    | PoolAverage
+    | FlattenCodes
+    | Rearrange
+    | LookupCodes
 )
-"""Reads one value."""
-Operation = OperationOfOne | AddCodes | RoundedProduct
+"""Reads one value; a `Dequantize` here reads codes, which are the logits."""
+Operation = OperationOfOne | AddCodes | ConcatCodes | RoundedProduct
 
 
 def operations(program: IntegerProgram, layers: Mapping[str, QuantizedLayer]) -> Iterator[Operation]:
@@ -92,7 +99,7 @@ def operations(program: IntegerProgram, layers: Mapping[str, QuantizedLayer]) ->
             accumulators[step.output] = step
         elif isinstance(step, MultiplyCodes):
             products[step.output] = step
-        elif isinstance(step, Dequantize):
+        elif isinstance(step, Dequantize) and step.source in accumulators:
             sums, scale = _positive(program.graph, layers, accumulators[step.source], step.scale)
             yield RealLayer(step.output, sums, scale)
         elif isinstance(step, Requantize) and step.source in accumulators:
@@ -107,16 +114,19 @@ def operations(program: IntegerProgram, layers: Mapping[str, QuantizedLayer]) ->
 
 
 def layer_of(graph: Graph, accumulator: str) -> str:
-    """The layer that an accumulator is of: it bears the name of the BatchNorm folded into it, if any."""
+    """The layer that an accumulator is of: it bears the name of the BatchNorm folded into it, if any.
+
+    A BatchNorm that reads codes is its own, an `identity_layer`.
+    """
     node = graph.by_name[accumulator]
-    return node.name if isinstance(node.op, Conv2d | Linear) else node.inputs[0]
+    return node.inputs[0] if isinstance(node.op, BatchNorm) and graph.folds(node) else node.name
 
 
 def _positive(
     graph: Graph, layers: Mapping[str, QuantizedLayer], step: Accumulate, scale: NDArray[np.float32]
 ) -> tuple[Sums, NDArray[np.float32]]:
     name = layer_of(graph, step.output)
-    layer = layers[name]
+    layer = layers[name] if name in layers else identity_layer(len(scale))
     negative = scale < 0
     codes = layer.codes.copy()
     codes[negative] = mirrored(layer.codes[negative], layer.bits)

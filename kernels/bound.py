@@ -344,48 +344,6 @@ def add_errors(other: Memory, count: int, error: Memory) -> Call:
     return CheckedCall("fedmpq_add_errors", Elements(other, count), count, Elements(error, count))
 
 
-def max_pool(pool: Conv, codes: StoredCodes, threads: int, out: Memory) -> Call:
-    room = StoredCodes.nbytes(pool.images, pool.outputs, codes.pairs)
-    source = codes.struct(pool.images, pool.inputs)
-    return CheckedCall("fedmpq_max_pool", pool, source, threads, Elements(out, room))
-
-
-def max_pool_backward(pool: Conv, codes: StoredCodes, error: Memory, threads: int, out: Memory) -> Call:
-    return CheckedCall(
-        "fedmpq_max_pool_backward",
-        pool,
-        codes.struct(pool.images, pool.inputs),
-        Elements(error, pool.images * pool.outputs),
-        threads,
-        Elements(out, pool.images * pool.inputs),
-    )
-
-
-def average_pool(
-    pool: Conv, codes: StoredCodes, multiplier: Number, low: int, high: int, threads: int, out: Memory
-) -> Call:
-    return CheckedCall(
-        "fedmpq_average_pool",
-        pool,
-        codes.struct(pool.images, pool.inputs),
-        multiplier,
-        low,
-        high,
-        threads,
-        Elements(out, pool.images * pool.outputs),
-    )
-
-
-def average_pool_backward(pool: Conv, error: Memory, threads: int, out: Memory) -> Call:
-    return CheckedCall(
-        "fedmpq_average_pool_backward",
-        pool,
-        Elements(error, pool.images * pool.outputs),
-        threads,
-        Elements(out, pool.images * pool.inputs),
-    )
-
-
 def softmax_loss(
     acc: Memory,
     samples: int,

@@ -61,6 +61,20 @@ class FedmpqExtent(CStruct):
     ]
 
 
+class FedmpqPool(CStruct):
+    elements = {"rows": "int32", "columns": "int32"}
+    _fields_ = [
+        ("images", c_int32),
+        ("height", c_int32),
+        ("width", c_int32),
+        ("channels", c_int32),
+        ("out_height", c_int32),
+        ("out_width", c_int32),
+        ("rows", c_void_p),
+        ("columns", c_void_p),
+    ]
+
+
 class FedmpqRescale(CStruct):
     elements = {"scale": "float32", "shift": "float32"}
     _fields_ = [
@@ -287,27 +301,61 @@ PROTOTYPES = {
         Argument("count", c_int64),
         Argument("error", c_void_p, "uint16"),)),
     "fedmpq_max_pool": Prototype(c_int32, (
-        Argument("pool", FedmpqConv),
+        Argument("pool", FedmpqPool),
         Argument("codes", FedmpqCodes),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint8"),)),
     "fedmpq_max_pool_backward": Prototype(c_int32, (
-        Argument("pool", FedmpqConv),
+        Argument("pool", FedmpqPool),
         Argument("codes", FedmpqCodes),
         Argument("error", c_void_p, "uint16"),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),)),
     "fedmpq_average_pool": Prototype(c_int32, (
-        Argument("pool", FedmpqConv),
+        Argument("pool", FedmpqPool),
         Argument("codes", FedmpqCodes),
-        Argument("multiplier", c_float),
+        Argument("multipliers", c_void_p, "float32"),
         Argument("low", c_float),
         Argument("high", c_float),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint8"),)),
     "fedmpq_average_pool_backward": Prototype(c_int32, (
-        Argument("pool", FedmpqConv),
+        Argument("pool", FedmpqPool),
         Argument("error", c_void_p, "uint16"),
+        Argument("shares", c_void_p, "float32"),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint16"),)),
+    "fedmpq_join": Prototype(c_int32, (
+        Argument("codes", FedmpqCodes),
+        Argument("extent", FedmpqExtent),
+        Argument("multiplier", c_float),
+        Argument("low", c_float),
+        Argument("high", c_float),
+        Argument("start", c_int32),
+        Argument("channels", c_int32),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint8"),)),
+    "fedmpq_part_errors": Prototype(c_int32, (
+        Argument("error", c_void_p, "uint16"),
+        Argument("extent", FedmpqExtent),
+        Argument("start", c_int32),
+        Argument("channels", c_int32),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint16"),)),
+    "fedmpq_rearrange": Prototype(c_int32, (
+        Argument("codes", FedmpqCodes),
+        Argument("images", c_int32),
+        Argument("count", c_int64),
+        Argument("from", c_void_p, "int32"),
+        Argument("outs", c_int64),
+        Argument("threads", c_int32),
+        Argument("out", c_void_p, "uint8"),)),
+    "fedmpq_rearrange_backward": Prototype(c_int32, (
+        Argument("error", c_void_p, "uint16"),
+        Argument("images", c_int32),
+        Argument("count", c_int64),
+        Argument("from", c_void_p, "int32"),
+        Argument("outs", c_int64),
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),)),
     "fedmpq_softmax_loss": Prototype(c_int32, (

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.kernels.memory import Memory
-from fedmpq.kernels.prototypes import FedmpqCodes, FedmpqConv, FedmpqNormalize, FedmpqRescale, FedmpqUpdate
+from fedmpq.kernels.prototypes import (
+    FedmpqCodes,
+    FedmpqConv,
+    FedmpqNormalize,
+    FedmpqPool,
+    FedmpqRescale,
+    FedmpqUpdate,
+)
 
 MAX_THREADS = 64
 MOMENTUM_BLOCK = 128
@@ -21,7 +29,7 @@ Floats = NDArray[np.float32]
 
 
 class Conv(FedmpqConv):
-    """A convolution or a pool."""
+    """A convolution."""
 
     @classmethod
     def over(
@@ -65,6 +73,39 @@ class Conv(FedmpqConv):
     @property
     def weights(self) -> int:
         return int(self.out_channels * (self.channels // self.groups) * self.kernel_h * self.kernel_w)
+
+
+class Pool(FedmpqPool):
+    """Windows over images, each with so many rows and columns of the image under it."""
+
+    @classmethod
+    def over(
+        cls,
+        images: int,
+        shape: tuple[int, int, int],
+        rows: Sequence[tuple[int, int]],
+        columns: Sequence[tuple[int, int]],
+    ) -> Pool:
+        """Of images of `shape` (channels, height, width); spans are `(start, stop)`, `stop` left out."""
+        channels, height, width = shape
+        pool = cls(images, height, width, channels, len(rows), len(columns))
+        for name, spans in (("rows", rows), ("columns", columns)):
+            pool.point(name, np.array(spans, np.int32).reshape(-1), 2 * len(spans))
+        return pool
+
+    @property
+    def inputs(self) -> int:
+        """Elements of one input image."""
+        return int(self.height * self.width * self.channels)
+
+    @property
+    def outputs(self) -> int:
+        """Elements of one output image."""
+        return self.pixels * int(self.channels)
+
+    @property
+    def pixels(self) -> int:
+        return int(self.out_height * self.out_width)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ with scale `alpha / (2^bits - 1)`; signed, codes `-(2^(bits-1) - 1)..2^(bits-1) 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Below this a clip would make scales that float32 products cannot carry; training and evaluation stop there.
 MIN_CLIP = np.float32(2.0**-10)
@@ -64,6 +66,20 @@ class CodeFormat:
         low, high = code_bounds(POOLED_BITS, self.low < 0)
         return CodeFormat(np.float32(self.scale * np.float32(self.high) / np.float32(high)), low, high)
 
-    def averaging(self, window: int) -> np.float32:
+    @classmethod
+    def joined(cls, formats: Sequence[CodeFormat]) -> CodeFormat:
+        """The format in which a concatenation holds codes of all these: the widest range, in 8-bit steps.
+
+        Nothing is clipped, so it needs no clip of its own. It has a sign if one of them has.
+        """
+        low, high = code_bounds(POOLED_BITS, any(form.low < 0 for form in formats))
+        widest = max(np.float32(form.scale * np.float32(form.high)) for form in formats)
+        return cls(np.float32(widest / np.float32(high)), low, high)
+
+    def joining(self, target: CodeFormat) -> np.float32:
+        """`scale / scale'` in float32: it makes a code of the format `target` of one of this."""
+        return np.float32(self.scale / target.scale)
+
+    def averaging(self, window: NDArray[np.int64]) -> NDArray[np.float32]:
         """`scale / (scale' * window)` in float32: it makes an `averaged` code of a sum of `window` codes."""
-        return np.float32(self.scale / (self.averaged().scale * np.float32(window)))
+        return np.asarray(self.scale / (self.averaged().scale * window.astype(np.float32)), np.float32)

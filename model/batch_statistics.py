@@ -10,6 +10,9 @@ itself tells: it gives mean `beta` and variance `gamma^2` in every channel, what
     mean' = mean + sum((Q - W) E)
     var'  = g^2 var + sum((Q - g W)^2 V)
 
+A BatchNorm that reads codes, such as a concatenation's, has its statistics moved by as much as those moments
+move: `mean' = mean + E' - E`, `var' = var V' / V`.
+
 The rest `Q - g W` is rounding noise: its taps are taken to be independent of one another. Activations are
 taken to be clipped normal variables, and the two terms of a residual sum, or factors of a product, to
 be independent.
@@ -27,9 +30,12 @@ from numpy.typing import NDArray
 from fedmpq.model.activations import effective_clip
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -39,13 +45,18 @@ from fedmpq.model.graph import (
     MaxPool,
     Mul,
     Node,
+    Pad,
     Quantize,
     Relu,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.never import assert_never
+from fedmpq.model.ops import ShapeOp
 from fedmpq.model.pointwise import evaluated
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.quantizers import bound_before
+from fedmpq.model.rearrangements import channels_of
 
 Vector = NDArray[np.float64]
 _LEAST = 1e-30
@@ -140,6 +151,18 @@ def _moves(graph: Graph, weights: Weights, quantized: Weights, side: Side) -> It
         noise = np.square(new - gain.reshape(-1, *(1,) * len(axes)) * old) * variances
         mean, variance = f"{readers[0]}.running_mean", f"{readers[0]}.running_var"
         yield _Move(mean, variance, ((new - old) * means).sum(axes), gain, noise.sum(axes))
+    of_codes = [node for node in graph.nodes if isinstance(node.op, BatchNorm) and not graph.folds(node)]
+    if of_codes:
+        yield from _moves_of_codes(of_codes, moments, _Moments(graph, quantized, side))
+
+
+def _moves_of_codes(norms: list[Node], old: _Moments, new: _Moments) -> Iterator[_Move]:
+    """Those of BatchNorms that read codes: as the moments of what they read move, noise and all."""
+    for node in norms:
+        before, after = old.of(node.inputs[0]), new.of(node.inputs[0])
+        gain = np.sqrt(_gain(after.variance, before.variance))
+        mean, variance = f"{node.name}.running_mean", f"{node.name}.running_var"
+        yield _Move(mean, variance, after.mean - before.mean, gain, np.zeros_like(gain))
 
 
 def _gain(common: Vector, power: Vector) -> Vector:
@@ -159,6 +182,10 @@ class _Moments:
         self._of = {INPUT: Moments(np.zeros(channels), np.ones(channels))}
         for node in graph.nodes:
             self._of[node.name] = self._given_by(node)
+
+    def of(self, name: str) -> Moments:
+        """Of the value called `name`."""
+        return self._of[name]
 
     def of_taps(self, node: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean and variance of what each weight of a layer is multiplied by, in the weight's shape."""
@@ -193,10 +220,23 @@ class _Moments:
             return source.times(self._of[node.inputs[1]])
         if isinstance(op, Lookup):
             return source.through(op)
+        if isinstance(op, ShapeOp):
+            return self._given_by_shape(node, op)
+        assert_never(op)
+
+    def _given_by_shape(self, node: Node, op: ShapeOp) -> Moments:
+        source = self._of[node.inputs[0]]
         if isinstance(op, Flatten):
             copies = math.prod(self._graph.shapes[node.inputs[0]][1:])
             return Moments(source.mean.repeat(copies), source.variance.repeat(copies))
-        if isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
+        if isinstance(op, Concat):
+            joined = [self._of[name] for name in node.inputs]
+            means, variances = zip(*((each.mean, each.variance) for each in joined), strict=True)
+            return Moments(np.concatenate(means), np.concatenate(variances))
+        if isinstance(op, Slice | ChannelShuffle | Pad | Upsample):
+            chosen = channels_of(op, len(source.mean))
+            return Moments(source.mean[chosen], source.variance[chosen])
+        if isinstance(op, MaxPool | AvgPool | GlobalAvgPool | AdaptiveAvgPool):
             return source  # neighbours are alike: their mean or greatest is taken to be as any of them
         assert_never(op)
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model import integer_forward
-from fedmpq.model.graph import INPUT, BatchNorm, Graph, Node
+from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Node
 from fedmpq.model.integer_program import Accumulate, FoldedProduct, Step, Vector, compile_program
 from fedmpq.model.native_products import native_products, summed_products
 from fedmpq.model.quantized import Layers, Side
@@ -125,13 +125,15 @@ class _SelfNormalisedForward:
         """Mean and variance of what `node` reads, once everything before it has run."""
         self._run(steps)
         codes = integer_forward.as_codes(self._values[product.source])
+        features = codes.ndim == 2 and isinstance(product.op, Conv2d)
+        codes = codes[:, None, None, :] if features else codes
         sums, total, squares = summed_products(codes, product.weight, product.op, self._threads)
         count = sums.size // sums.shape[-1]
         scale = np.float64(product.input.scale) * product.weight_scale
         mean = total / count
         variance = np.maximum(squares / count - mean * mean, 0.0) * scale * scale
         mean = mean * scale + product.offset
-        self._sums[node.name] = sums
+        self._sums[node.name] = sums.reshape(len(sums), -1) if features else sums
         self.found[f"{node.name}.{STATISTICS[0]}"] = mean
         self.found[f"{node.name}.{STATISTICS[1]}"] = variance
         return mean.astype(np.float32), variance.astype(np.float32)

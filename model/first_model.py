@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedmpq.model import zoo
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_input import as_taken
 from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.trace import trace
@@ -58,7 +59,7 @@ def traced_graph(name: str, module: nn.Module, image: ImageFormat, activation_bi
     with _only_the_error():
         return trace(
             module,
-            torch.zeros(1, image.channels, image.height, image.width),
+            as_taken(module, torch.zeros(1, image.channels, image.height, image.width)),
             name=name.replace("/", "."),
             activation_bits=activation_bits,
             input_scale=image.scale,

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -30,9 +32,11 @@ from fedmpq.model.graph import (
     Relu,
 )
 from fedmpq.model.never import assert_never
-from fedmpq.model.ops import Pool
+from fedmpq.model.ops import ShapeOp
 from fedmpq.model.pointwise import evaluated
+from fedmpq.model.pools import PoolOp, Windows, window_greatest, window_sums, windows_of
 from fedmpq.model.quantized import Side, Weights
+from fedmpq.model.rearrangements import rearranged
 
 Real = NDArray[np.float32]
 
@@ -76,10 +80,8 @@ def _value(node: Node, inputs: list[Real], weights: Weights, side: Side) -> Real
         value = source + inputs[1]
     elif isinstance(op, Mul):
         value = source * inputs[1]
-    elif isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
-        value = _pooled(source, op)
-    elif isinstance(op, Flatten):
-        value = source if source.ndim == 2 else source.transpose(0, 3, 1, 2).reshape(len(source), -1)
+    elif isinstance(op, ShapeOp):
+        value = _shaped(op, inputs)
     elif isinstance(op, Lookup):
         value, _ = evaluated(op.function, op.parameter, source)
     elif isinstance(op, Quantize):
@@ -87,14 +89,6 @@ def _value(node: Node, inputs: list[Real], weights: Weights, side: Side) -> Real
     else:
         assert_never(op)
     return np.asarray(value, np.float32)
-
-
-def _pooled(source: Real, op: Pool) -> Real:
-    if isinstance(op, GlobalAvgPool):
-        return np.asarray(source.mean(axis=(1, 2), keepdims=True), np.float32)
-    if isinstance(op, MaxPool):
-        return np.asarray(_windows(source, op, -np.inf).max(axis=(-2, -1)), np.float32)
-    return np.asarray(_windows(source, op, 0.0).mean(axis=(-2, -1)), np.float32)
 
 
 def _conv(source: Real, weight: Real, op: Conv2d) -> Real:
@@ -110,8 +104,23 @@ def _conv(source: Real, weight: Real, op: Conv2d) -> Real:
     return np.asarray(sums.transpose(1, 0, 2).reshape(batch, height, width, len(weight)), np.float32)
 
 
-def _windows(source: Real, op: MaxPool | AvgPool, fill: float) -> Real:
-    (ph, pw), (sh, sw) = op.padding, op.stride
-    padded = np.pad(source, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
-    windows: Real = sliding_window_view(padded, op.kernel, axis=(1, 2))[:, ::sh, ::sw]
-    return windows
+def _shaped(op: ShapeOp, inputs: list[Real]) -> Real:
+    source = inputs[0]
+    if isinstance(op, MaxPool):
+        return window_greatest(source, _windows(op, source))
+    if isinstance(op, GlobalAvgPool):
+        return np.asarray(source.mean(axis=(1, 2), keepdims=True), np.float32)
+    if isinstance(op, AvgPool | AdaptiveAvgPool):
+        windows = _windows(op, source)
+        sizes = windows.sizes()[:, :, None].astype(np.float32)
+        return np.asarray(window_sums(source, windows) / sizes, np.float32)
+    if isinstance(op, Concat):
+        return np.concatenate(inputs, axis=3)
+    if isinstance(op, Flatten):
+        return source if source.ndim == 2 else source.transpose(0, 3, 1, 2).reshape(len(source), -1)
+    return rearranged(source, op)
+
+
+def _windows(op: PoolOp, source: Real) -> Windows:
+    _, height, width, channels = source.shape
+    return windows_of(op, (channels, height, width))

@@ -18,9 +18,12 @@ from fedmpq.model import graph_wire
 from fedmpq.model.ops import (
     MAX_DIMENSION,
     RULES,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -32,10 +35,13 @@ from fedmpq.model.ops import (
     MaxPool,
     Mul,
     Op,
+    Pad,
     Quantize,
     Relu,
     Shape,
     Size,
+    Slice,
+    Upsample,
     check_elements,
     check_float32,
     check_range,
@@ -44,9 +50,12 @@ from fedmpq.proto import graph_pb2
 
 __all__ = [
     "INPUT",
+    "AdaptiveAvgPool",
     "Add",
     "AvgPool",
     "BatchNorm",
+    "ChannelShuffle",
+    "Concat",
     "Conv2d",
     "Flatten",
     "GlobalAvgPool",
@@ -61,10 +70,13 @@ __all__ = [
     "Mul",
     "Node",
     "Op",
+    "Pad",
     "Quantize",
     "Relu",
     "Shape",
     "Size",
+    "Slice",
+    "Upsample",
 ]
 
 _LEARNT_PARTS = ("weight", "bias")
@@ -72,8 +84,9 @@ INPUT = "input"
 """The reserved name of the image tensor."""
 
 MAX_NODES = 4096
-# More than the largest graph can have: a node takes at most its name, two inputs and some 70 bytes.
-MAX_BYTES = 2 * 2**20
+# A node takes at most its name, two inputs and some 70 bytes; the inputs of concatenations come on top, about
+# 100 kB of them in the longest DenseNet.
+MAX_BYTES = 3 * 2**20
 # No slashes, blanks or control characters: names end up in file names, logs and web pages.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 
@@ -121,9 +134,7 @@ class Graph:
         self._check_values()
         self._check_output()
         for node in self.nodes:
-            if isinstance(node.op, BatchNorm):
-                self._check_folds(node)
-            elif node.frozen and not isinstance(node.op, Conv2d | Linear):
+            if node.frozen and not isinstance(node.op, Conv2d | Linear | BatchNorm):
                 raise GraphError(f"node {node.name!r} is frozen and has no parameters: only layers have")
 
     @cached_property
@@ -179,6 +190,24 @@ class Graph:
             for name in dict.fromkeys(node.inputs):
                 consumers[name].append(node.name)
         return {name: tuple(readers) for name, readers in consumers.items()}
+
+    def folds(self, node: Node) -> bool:
+        """Whether a BatchNorm melts into a layer: it reads one directly, and nothing else reads that."""
+        source = self.by_name.get(node.inputs[0])
+        return (
+            source is not None
+            and isinstance(source.op, Conv2d | Linear)
+            and self.consumers[source.name] == (node.name,)
+        )
+
+    def reads(self, node: Node) -> Kind | None:
+        """The kind that the inputs of `node` must have to run; None for either.
+
+        A BatchNorm that melts into no layer reads codes.
+        """
+        if isinstance(node.op, BatchNorm):
+            return "real" if self.folds(node) else "codes"
+        return RULES[type(node.op)].reads
 
     def weight_shape(self, name: str) -> Shape:
         """Shape of the weight of the layer called `name`."""
@@ -279,29 +308,13 @@ class Graph:
                 raise GraphError(f"node {node.name!r} is read by none and is not the output: remove it")
         if self.output not in self.by_name:
             raise GraphError(f"the output {self.output[:128]!r} is no node")
+        if not self.layers:
+            raise GraphError(f"the graph {self.name!r} has no layer to train: end it with a linear layer")
         if len(self.shapes[self.output]) != 1:
             raise GraphError(
                 f"the output {self.output!r} has shape {self.shapes[self.output]}, needs (classes,):"
                 " end the model with a linear layer"
             )
-        if self.kinds[self.output] != "real":
-            raise GraphError(
-                f"the output {self.output!r} holds codes, not real logits: end with a linear layer"
-            )
-
-    def _check_folds(self, node: Node) -> None:
-        source = self.by_name.get(node.inputs[0])
-        if source is None or not isinstance(source.op, Conv2d | Linear):
-            what = "the image" if source is None else type(source.op).__name__
-            problem = f"reads {node.inputs[0]!r} ({what})"
-        elif self.consumers[source.name] != (node.name,):
-            problem = f"shares its input {source.name!r} with other nodes"
-        else:
-            return
-        raise GraphError(
-            f"node {node.name!r} (BatchNorm) {problem}; it is folded into its layer, so it must directly"
-            " follow a convolution or linear layer and be the only one to read it"
-        )
 
 
 def _check_name(what: str, name: str) -> None:
@@ -322,7 +335,7 @@ def _check_input(image: Input) -> None:
 def _shape_of(node: Node, inputs: list[Shape]) -> Shape:
     """Output shape of `node`; every complaint about its op starts with its name."""
     rule, kind = RULES[type(node.op)], type(node.op).__name__
-    if len(inputs) != rule.arity:
+    if rule.arity is not None and len(inputs) != rule.arity:
         raise GraphError(f"node {node.name!r} ({kind}) has {len(inputs)} inputs, needs {rule.arity}")
     try:
         return rule.shape(node.op, *inputs)

@@ -6,29 +6,25 @@ Activations are kept NHWC. Sums of products are integers; a BLAS in float32 carr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from fedmpq.model.code_products import MultiplyCodes
-from fedmpq.model.graph import INPUT, AvgPool, Conv2d, Linear, MaxPool
+from fedmpq.model.graph import INPUT, Conv2d, Linear
 from fedmpq.model.integer_program import (
     Accumulate,
     AddCodes,
     Dequantize,
-    FlattenCodes,
     IntegerProgram,
-    PoolAverage,
-    PoolMax,
     QuantizeReal,
     Requantize,
     Step,
 )
 from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.never import assert_never
+from fedmpq.model.shape_steps import ConcatCodes, ShapeStep, clamped, computed
 
 Array = NDArray[np.int32] | NDArray[np.float32]
 Codes = NDArray[np.int32]
@@ -98,28 +94,26 @@ def last_readings(program: IntegerProgram) -> list[set[str]]:
 
 
 def _sources(step: Step) -> tuple[str, ...]:
-    return (step.left, step.right) if isinstance(step, AddCodes | MultiplyCodes) else (step.source,)
+    if isinstance(step, AddCodes | MultiplyCodes):
+        return step.left, step.right
+    return step.sources if isinstance(step, ConcatCodes) else (step.source,)
 
 
 def apply(step: Step, values: dict[str, Array], products: Products) -> Array:
     """What a step gives for the values before it."""
     if isinstance(step, AddCodes | MultiplyCodes):
         return _combined(step, as_codes(values[step.left]), as_codes(values[step.right]))
+    if isinstance(step, ShapeStep):
+        return computed(step, [as_codes(values[name]) for name in _sources(step)])
     source = values[step.source]
     if isinstance(step, Accumulate):
-        return products(as_codes(source), step.weight, step.op, step.bound) + step.bias
+        return _accumulated(as_codes(source), step, products)
     if isinstance(step, Requantize):
-        return _clamped(source.astype(np.float32) * step.multiplier, step.low, step.high)
+        return clamped(source.astype(np.float32) * step.multiplier, step.low, step.high)
     if isinstance(step, Dequantize):
         return source.astype(np.float32) * step.scale
     if isinstance(step, QuantizeReal):
-        return _clamped(source.astype(np.float32) / step.scale, step.low, step.high)
-    if isinstance(step, PoolMax):
-        return _max_pool(as_codes(source), step.op)
-    if isinstance(step, PoolAverage):
-        return _clamped(_window_sums(as_codes(source), step) * step.multiplier, step.low, step.high)
-    if isinstance(step, FlattenCodes):
-        return _flattened(source)
+        return clamped(source.astype(np.float32) / step.scale, step.low, step.high)
     if isinstance(step, LookupCodes):
         return np.take(step.table, as_codes(source) - step.low)
     assert_never(step)
@@ -131,21 +125,18 @@ def _combined(step: AddCodes | MultiplyCodes, left: Codes, right: Codes) -> Arra
     return left.astype(np.float32) * step.left_scale + right.astype(np.float32) * step.right_scale
 
 
-def _flattened(source: Array) -> Array:
-    if source.ndim == 2:
-        return source
-    return as_codes(source).transpose(0, 3, 1, 2).reshape(len(source), math.prod(source.shape[1:]))
+def _accumulated(codes: Codes, step: Accumulate, products: Products) -> Codes:
+    """A convolution reads features as an image of one pixel."""
+    features = codes.ndim == 2 and isinstance(step.op, Conv2d)
+    read = codes[:, None, None, :] if features else codes
+    sums = products(read, step.weight, step.op, step.bound) + step.bias
+    return sums.reshape(codes.shape) if features else sums
 
 
 def as_codes(value: Array) -> Codes:
     """A value that is codes, for the type checker."""
     assert value.dtype == np.int32
     return value  # type: ignore[return-value]
-
-
-def _clamped(real: NDArray[np.float32], low: int, high: int) -> Codes:
-    assert real.dtype == np.float32
-    return np.clip(np.rint(real), low, high).astype(np.int32)
 
 
 def numpy_products(codes: Codes, weight: NDArray[np.int8], op: Conv2d | Linear, bound: int) -> Codes:
@@ -181,22 +172,3 @@ def _columns(codes: NDArray[np.floating], op: Conv2d) -> NDArray[np.floating]:
             cols = slice(j * dw, j * dw + sw * (width - 1) + 1, sw)
             columns[:, :, :, i, j] = padded[:, rows, cols]
     return columns
-
-
-def _windows(codes: Codes, op: MaxPool | AvgPool, fill: int) -> Codes:
-    """`(N, H', W', C, kh, kw)`: the codes under each position of the window, `fill` for the padding."""
-    (kh, kw), (sh, sw), (ph, pw) = op.kernel, op.stride, op.padding
-    padded = np.pad(codes, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
-    return sliding_window_view(padded, (kh, kw), axis=(1, 2))[:, ::sh, ::sw]
-
-
-def _max_pool(codes: Codes, op: MaxPool) -> Codes:
-    return np.asarray(_windows(codes, op, np.iinfo(np.int32).min).max(axis=(-2, -1)), dtype=np.int32)
-
-
-def _window_sums(codes: Codes, step: PoolAverage) -> NDArray[np.float32]:
-    if step.op is None:
-        sums = codes.sum(axis=(1, 2), keepdims=True, dtype=np.int64)
-    else:
-        sums = _windows(codes, step.op, 0).sum(axis=(-2, -1), dtype=np.int64)
-    return np.asarray(sums, dtype=np.float32)

@@ -26,26 +26,24 @@ from fedmpq.model.code_products import MultiplyCodes, ProductOfCodes
 from fedmpq.model.graph import (
     INPUT,
     Add,
-    AvgPool,
     BatchNorm,
+    Concat,
     Conv2d,
-    Flatten,
-    GlobalAvgPool,
     Graph,
     Linear,
     Lookup,
-    MaxPool,
     Mul,
     Node,
     Quantize,
     Relu,
-    Shape,
 )
-from fedmpq.model.grid import MAX_BITS, code_range
 from fedmpq.model.lookup_tables import FunctionOfCodes, LookupCodes
 from fedmpq.model.never import assert_never
-from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.ops import ShapeOp
+from fedmpq.model.quantized import QuantizedLayer, identity_layer
 from fedmpq.model.quantizers import bound_before
+from fedmpq.model.shape_steps import NewFormat, ShapeStep, shape_step
+from fedmpq.model.state_checks import ProgramError, check_state
 
 Vector = NDArray[np.float32]
 
@@ -53,10 +51,6 @@ MAX_BIAS = 2.0**30
 # With the longest sums of products that a graph allows, this much more still fits an int32.
 MAX_BIAS_OF_LONG_SUMS = 2.0**24
 _TINY_SCALE = np.float32(2.0**-80)
-
-
-class ProgramError(ValueError):
-    """A graph, codes or side tensors that do not make a program."""
 
 
 @dataclass(frozen=True)
@@ -115,46 +109,8 @@ class QuantizeReal:
     high: int
 
 
-@dataclass(frozen=True)
-class PoolMax:
-    """The greatest code under each window; padding never wins."""
-
-    output: str
-    source: str
-    op: MaxPool
-
-
-@dataclass(frozen=True)
-class PoolAverage:
-    """`code = clamp(rint(float(sum of codes) * multiplier), low, high)`; `op` is None for the whole image."""
-
-    output: str
-    source: str
-    op: AvgPool | None
-    multiplier: np.float32
-    low: int
-    high: int
-
-
-@dataclass(frozen=True)
-class FlattenCodes:
-    """Channels, then rows, then columns."""
-
-    output: str
-    source: str
-
-
 Step = (
-    Accumulate
-    | Requantize
-    | Dequantize
-    | AddCodes
-    | QuantizeReal
-    | PoolMax
-    | PoolAverage
-    | FlattenCodes
-    | LookupCodes
-    | MultiplyCodes
+    Accumulate | Requantize | Dequantize | AddCodes | QuantizeReal | LookupCodes | MultiplyCodes | ShapeStep
 )
 
 
@@ -226,54 +182,6 @@ def compile_program(
         return _Compiler(graph, layers, side, normalise).run()
 
 
-def check_state(
-    graph: Graph, layers: Mapping[str, QuantizedLayer], side: Mapping[str, NDArray[np.float32]]
-) -> None:
-    """Refuse layers or side tensors that are missing, unknown, misshapen or out of range."""
-    shapes = {node.name: graph.weight_shape(node.name) for node in graph.layers}
-    _check_names("layer", shapes, layers)
-    for name, shape in shapes.items():
-        _check_layer(name, layers[name], shape)
-    side_shapes = graph.side_shapes()
-    _check_names("side tensor", side_shapes, side)
-    for name, shape in side_shapes.items():
-        _check_array(f"side tensor {name!r}", side[name], (shape,), np.float32)
-        if not np.isfinite(side[name]).all():
-            raise ProgramError(f"side tensor {name!r} has NaN or infinity in it")
-
-
-def _check_names(what: str, expected: Mapping[str, object], got: Mapping[str, object]) -> None:
-    if missing := sorted(expected.keys() - got.keys()):
-        raise ProgramError(f"{what} {missing[0]!r} is missing ({len(missing)} of {len(expected)} are)")
-    if unknown := sorted(got.keys() - expected.keys()):
-        raise ProgramError(f"{what} {unknown[0]!r} is not in the graph ({len(unknown)} such)")
-
-
-def _check_layer(name: str, layer: QuantizedLayer, shape: Shape) -> None:
-    _check_array(f"layer {name!r}: codes", layer.codes, (shape,), np.uint8)
-    _check_array(f"layer {name!r}: step", layer.step, ((), shape[:1]), np.float32)
-    if not (np.isfinite(layer.step).all() and (layer.step > 0).all()):
-        raise ProgramError(f"layer {name!r}: step must be positive and finite")
-    if not 1 <= layer.bits <= MAX_BITS:
-        raise ProgramError(f"layer {name!r} has {layer.bits} bits, must have 1..{MAX_BITS}")
-    low, high = code_range(layer.bits)
-    least, greatest = int(layer.codes.min()), int(layer.codes.max())
-    if least < low or greatest > high:
-        raise ProgramError(
-            f"layer {name!r} has codes {least}..{greatest}, at {layer.bits} bits they lie in {low}..{high}"
-        )
-
-
-def _check_array(
-    what: str, array: NDArray[np.generic], shapes: tuple[Shape, ...], dtype: type[np.generic]
-) -> None:
-    if array.shape not in shapes:
-        expected = " or ".join(str(shape) for shape in shapes)
-        raise ProgramError(f"{what} of shape {array.shape}, the graph says {expected}")
-    if array.dtype != dtype:
-        raise ProgramError(f"{what} of {array.dtype}, needs {np.dtype(dtype)}")
-
-
 class _Compiler:
     def __init__(
         self,
@@ -312,14 +220,8 @@ class _Compiler:
             return self._combined(node, op)
         if isinstance(op, Lookup):
             return FunctionOfCodes(source, op, self._codes(source, node))
-        if isinstance(op, MaxPool):
-            self.steps.append(PoolMax(node.name, source, op))
-            return self._codes(source, node)
-        if isinstance(op, Flatten):
-            self.steps.append(FlattenCodes(node.name, source))
-            return self._codes(source, node)
-        if isinstance(op, AvgPool | GlobalAvgPool):
-            return self._averaged(node, op, self._codes(source, node))
+        if isinstance(op, ShapeOp):
+            return self._shaped(node, op)
         assert_never(op)
 
     def _combined(self, node: Node, op: Add | Mul) -> _Value:
@@ -350,8 +252,13 @@ class _Compiler:
 
     def _folded(self, node: Node, op: BatchNorm) -> FoldedProduct:
         product = self.values[node.inputs[0]]
+        if isinstance(product, CodeFormat):
+            product = _unchanged(node, op.channels, product)
         if not isinstance(product, FoldedProduct):
-            raise ProgramError(f"BatchNorm {node.name!r} must directly follow a convolution or linear layer")
+            raise ProgramError(
+                f"BatchNorm {node.name!r} reads {node.inputs[0]!r}, which is neither a layer nor quantized;"
+                " pass the graph through place_quantizers"
+            )
         gamma, beta, mean, variance = (
             self.side[f"{node.name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
         )
@@ -409,18 +316,14 @@ class _Compiler:
         self.accumulated[product.name] = scale
         return scale
 
-    def _averaged(self, node: Node, op: AvgPool | GlobalAvgPool, codes: CodeFormat) -> CodeFormat:
-        # A MaxPool hands the image's format on as it is.
-        if codes is self.values[INPUT]:
-            raise ProgramError(f"{node.name!r} averages the input image; put a convolution before it")
-        target = codes.averaged()
-        if isinstance(op, GlobalAvgPool):
-            _, height, width = self.graph.shapes[node.inputs[0]]
-            window, pool = height * width, None
-        else:
-            window, pool = op.kernel[0] * op.kernel[1], op
-        multiplier = codes.averaging(window)
-        self.steps.append(PoolAverage(node.name, node.inputs[0], pool, multiplier, target.low, target.high))
+    def _shaped(self, node: Node, op: ShapeOp) -> CodeFormat:
+        formats = [self._codes(name, node) for name in node.inputs]
+        # What hands codes on hands the image's format on as it is, and its codes are not about zero.
+        if isinstance(op, NewFormat) and any(form is self.values[INPUT] for form in formats):
+            verb = "joins" if isinstance(op, Concat) else "averages"
+            raise ProgramError(f"{node.name!r} {verb} the input image; put a convolution before it")
+        step, target = shape_step(node, op, formats, self.graph.shapes[node.inputs[0]])
+        self.steps.append(step)
         return target
 
     def _logits(self, value: _Value) -> str:
@@ -429,9 +332,23 @@ class _Compiler:
             name = f"{value.name}.logits"
             self.steps.append(Dequantize(name, value.name, scale))
             return name
+        if isinstance(value, CodeFormat):
+            name = f"{self.graph.output}.logits"
+            self.steps.append(Dequantize(name, self.graph.output, np.asarray(value.scale, np.float32)))
+            return name
         if isinstance(value, _Real):
             return value.name
-        raise ProgramError(f"the output {self.graph.output!r} must be a linear layer, convolution or add")
+        raise ProgramError(f"the output {self.graph.output!r} must be a layer, an addition or codes, no ReLU")
+
+
+def _unchanged(node: Node, channels: int, codes: CodeFormat) -> FoldedProduct:
+    """What a BatchNorm that reads codes is folded into."""
+    layer = identity_layer(channels)
+    op = Conv2d(channels, channels, (1, 1), (1, 1), (0, 0), (1, 1), channels, bias=False)
+    scale = np.broadcast_to(layer.integer_scale(), (channels,)).astype(np.float32)
+    return FoldedProduct(
+        node.name, node.inputs[0], op, layer, codes, scale, offset=np.zeros(channels, np.float32)
+    )
 
 
 def _max_bias(product: FoldedProduct) -> float:

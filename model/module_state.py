@@ -51,10 +51,10 @@ def load_state(module: torch.nn.Module, graph: Graph, weights: Weights, side: Si
     checked: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, value in values.items():
         target = _tensor(tensors, name)
-        if value is None or value.shape != tuple(target.shape):
+        if value is None or value.shape not in (tuple(target.shape), _in_two_dimensions(tuple(target.shape))):
             given = "nothing" if value is None else f"shape {value.shape}"
             raise GraphError(f"the state has {given} for {name!r}, the module has {tuple(target.shape)}")
-        checked.append((target, torch.from_numpy(np.array(value, dtype=np.float32))))
+        checked.append((target, torch.from_numpy(np.array(value, dtype=np.float32)).reshape(target.shape)))
     # Only once all fit, so that a failure leaves the module whole.
     with torch.no_grad():
         for target, source in checked:
@@ -86,6 +86,11 @@ def _tensor(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 def _copied(tensors: dict[str, torch.Tensor], name: str, shape: Shape) -> NDArray[np.float32]:
     tensor = _tensor(tensors, name)
-    if tuple(tensor.shape) != shape:
+    if _in_two_dimensions(tuple(tensor.shape)) != shape and tuple(tensor.shape) != shape:
         raise GraphError(f"{name!r} has shape {tuple(tensor.shape)} in the module, {shape} in the graph")
-    return np.array(tensor.detach().float().cpu().numpy(), dtype=np.float32)
+    return np.array(tensor.detach().float().cpu().numpy(), dtype=np.float32).reshape(shape)
+
+
+def _in_two_dimensions(shape: Shape) -> Shape:
+    """The shape of a weight; a kernel of one dimension has height 1 in a graph."""
+    return (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape

@@ -11,22 +11,62 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from fedmpq.model.op_checks import (
+    MAX_DIMENSION,
+    MAX_ELEMENTS,
+    MAX_FAN_IN,
+    GraphError,
+    Shape,
+    Size,
+    check_elements,
+    check_float32,
+    check_range,
+    check_size,
+    image,
+    slide,
+)
 from fedmpq.model.pointwise import FUNCTIONS
+from fedmpq.model.pools import AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool, pooled_shape
+from fedmpq.model.rearrangements import ChannelShuffle, Pad, Slice, Upsample, rearranged_shape
 
-Shape = tuple[int, ...]
-Size = tuple[int, int]
+__all__ = [
+    "MAX_DIMENSION",
+    "MAX_ELEMENTS",
+    "MAX_FAN_IN",
+    "RULES",
+    "AdaptiveAvgPool",
+    "Add",
+    "AvgPool",
+    "BatchNorm",
+    "ChannelShuffle",
+    "Concat",
+    "Conv2d",
+    "Flatten",
+    "GlobalAvgPool",
+    "GraphError",
+    "Kind",
+    "Layer",
+    "Linear",
+    "MaxPool",
+    "Op",
+    "Pad",
+    "Quantize",
+    "Relu",
+    "Rule",
+    "Shape",
+    "ShapeOp",
+    "Size",
+    "Slice",
+    "Upsample",
+    "check_elements",
+    "check_float32",
+    "check_range",
+]
+
 Kind = Literal["codes", "real"]
 
-MAX_DIMENSION = 65536
-MAX_ELEMENTS = 2**28
-# Products of an 8-bit code and an 8-bit weight are at most 255 * 127: this many of them fit an int32 sum.
-MAX_FAN_IN = 65536
-
-
-class GraphError(ValueError):
-    """A graph that is not well formed, or bytes that are none."""
+MAX_INPUTS = 256
+"""Of a concatenation: more than the 65 of the longest block of a DenseNet, few enough for a call each."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +102,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """`weight * (x - mean) / sqrt(var + eps) + bias`, folded into the layer it reads."""
+    """`weight * (x - mean) / sqrt(var + eps) + bias`, folded into the layer it reads.
+
+    Behind anything but a layer that it reads alone, it reads codes, and is folded into an `identity_layer`.
+    """
 
     channels: int
     eps: float
@@ -90,26 +133,12 @@ class Add:
 
 
 @dataclass(frozen=True)
-class MaxPool:
-    """Greatest value under each window; padding never wins."""
+class Concat:
+    """Images of equal height and width as one: the channels of the first, then of the second, and so on.
 
-    kernel: Size
-    stride: Size
-    padding: Size
-
-
-@dataclass(frozen=True)
-class AvgPool:
-    """Sum of the elements under each window over the window's size: padding counts as zeros."""
-
-    kernel: Size
-    stride: Size
-    padding: Size
-
-
-@dataclass(frozen=True)
-class GlobalAvgPool:
-    """Mean over rows and columns, `(C, H, W)` to `(C, 1, 1)`."""
+    Its codes have 8 bits, with a sign if one of its inputs has, and the widest range of them
+    (`CodeFormat.joined`): no clip has to be learnt.
+    """
 
 
 @dataclass(frozen=True)
@@ -132,61 +161,31 @@ class Mul:
 
 
 Layer = Conv2d | Linear
-Pool = MaxPool | AvgPool | GlobalAvgPool
-Op = Conv2d | Linear | BatchNorm | Relu | Quantize | Add | Pool | Flatten | Lookup | Mul
-
-
-def check_range(what: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise GraphError(f"{what} is {value}, must be within {low}..{high}")
-
-
-def check_float32(what: str, value: float, *, zero_allowed: bool) -> None:
-    """Refuses what the wire's 32-bit field would change, and what is negative, infinite or not a number."""
-    if zero_allowed and value == 0 and math.copysign(1, value) > 0:
-        return
-    if not 0 < value <= float(np.finfo(np.float32).max) or float(np.float32(value)) != value:
-        raise GraphError(f"{what} is {value!r}, must be a positive float32: round it with numpy.float32")
-
-
-def check_elements(what: str, shape: Shape) -> None:
-    """Bounds a tensor before anyone allocates it."""
-    for dimension in shape:
-        check_range(f"a dimension of the {what} {shape}", dimension, 1, MAX_DIMENSION)
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise GraphError(f"the {what} {shape} has {math.prod(shape)} elements, at most {MAX_ELEMENTS} may be")
-
-
-def _check_size(what: str, size: Size, low: int) -> None:
-    for axis, value in zip(("height", "width"), size, strict=True):
-        check_range(f"{what} {axis}", value, low, MAX_DIMENSION)
-
-
-def _image(shape: Shape) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise GraphError(f"reads shape {shape}, needs an image (channels, height, width)")
-    return shape[0], shape[1], shape[2]
-
-
-def _slide(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    extent = dilation * (kernel - 1) + 1
-    if extent > size + 2 * padding:
-        raise GraphError(
-            f"a window of {extent} does not fit {size} elements padded by {padding} on each side:"
-            " use a smaller kernel, a larger image or more padding"
-        )
-    return (size + 2 * padding - extent) // stride + 1
+ShapeOp = (
+    Concat
+    | MaxPool
+    | AvgPool
+    | GlobalAvgPool
+    | AdaptiveAvgPool
+    | Flatten
+    | Slice
+    | ChannelShuffle
+    | Pad
+    | Upsample
+)
+"""What gives other shapes of codes and has nothing to learn."""
+Op = Conv2d | Linear | BatchNorm | Relu | Quantize | Add | Lookup | Mul | ShapeOp
 
 
 def _conv2d(op: Conv2d, x: Shape) -> Shape:
-    channels, height, width = _image(x)
+    channels, height, width = image(x)
     check_range("in_channels", op.in_channels, 1, MAX_DIMENSION)
     check_range("out_channels", op.out_channels, 1, MAX_DIMENSION)
     check_range("groups", op.groups, 1, MAX_DIMENSION)
-    _check_size("kernel", op.kernel, 1)
-    _check_size("stride", op.stride, 1)
-    _check_size("padding", op.padding, 0)
-    _check_size("dilation", op.dilation, 1)
+    check_size("kernel", op.kernel, 1)
+    check_size("stride", op.stride, 1)
+    check_size("padding", op.padding, 0)
+    check_size("dilation", op.dilation, 1)
     if channels != op.in_channels:
         raise GraphError(f"in_channels is {op.in_channels}, but its input has {channels} channels")
     if op.in_channels % op.groups or op.out_channels % op.groups:
@@ -194,7 +193,7 @@ def _conv2d(op: Conv2d, x: Shape) -> Shape:
     check_elements("weight", op.weight_shape)
     check_range("fan-in", math.prod(op.weight_shape[1:]), 1, MAX_FAN_IN)
     axes = zip((height, width), op.kernel, op.stride, op.padding, op.dilation, strict=True)
-    return (op.out_channels, *(_slide(*axis) for axis in axes))
+    return (op.out_channels, *(slide(*axis) for axis in axes))
 
 
 def _linear(op: Linear, x: Shape) -> Shape:
@@ -234,18 +233,14 @@ def _add(op: Add, x: Shape, y: Shape) -> Shape:
     return x
 
 
-def _pool(op: MaxPool | AvgPool, x: Shape) -> Shape:
-    channels, height, width = _image(x)
-    _check_size("kernel", op.kernel, 1)
-    _check_size("stride", op.stride, 1)
-    for kernel, padding in zip(op.kernel, op.padding, strict=True):
-        check_range(f"padding of a kernel of {kernel}", padding, 0, kernel // 2)
-    axes = zip((height, width), op.kernel, op.stride, op.padding, strict=True)
-    return (channels, *(_slide(*axis, dilation=1) for axis in axes))
-
-
-def _global_avg_pool(op: GlobalAvgPool, x: Shape) -> Shape:
-    return (_image(x)[0], 1, 1)
+def _concat(op: Concat, *inputs: Shape) -> Shape:
+    check_range("the number of inputs", len(inputs), 2, MAX_INPUTS)
+    sizes = {image(each)[1:] for each in inputs}
+    if len(sizes) > 1:
+        raise GraphError(
+            f"joins images of {' and '.join(map(str, sorted(sizes)))} pixels, which must be equal"
+        )
+    return (sum(each[0] for each in inputs), *sizes.pop())
 
 
 def _flatten(op: Flatten, x: Shape) -> Shape:
@@ -290,12 +285,13 @@ def _clip(op: Quantize) -> dict[str, Shape]:
 class Rule:
     """What one operation reads and gives.
 
-    `reads`: the kind its inputs must have in a graph ready to run, None for either. `gives`: the kind of its
-    output, None for that of its input. `shape(op, *inputs)`: its output's shape; refuses a malformed op.
-    `side(op)`: the side tensors it has, the last part of their names and their shapes.
+    `arity`: how many inputs it has, None for any number that `shape` allows. `reads`: the kind its inputs
+    must have in a graph ready to run, None for either. `gives`: the kind of its output, None for that of its
+    input. `shape(op, *inputs)`: its output's shape; refuses a malformed op. `side(op)`: the side tensors it
+    has, the last part of their names and their shapes.
     """
 
-    arity: int
+    arity: int | None
     reads: Kind | None
     gives: Kind | None
     shape: Callable[..., Shape]
@@ -305,14 +301,20 @@ class Rule:
 RULES: dict[type[Op], Rule] = {
     Conv2d: Rule(1, reads="codes", gives="real", shape=_conv2d, side=_bias),
     Linear: Rule(1, reads="codes", gives="real", shape=_linear, side=_bias),
-    BatchNorm: Rule(1, reads="real", gives="real", shape=_batch_norm, side=_batch_norm_parts),
+    BatchNorm: Rule(1, reads=None, gives="real", shape=_batch_norm, side=_batch_norm_parts),
     Relu: Rule(1, reads=None, gives="real", shape=_relu),
     Quantize: Rule(1, reads="real", gives="codes", shape=_quantize, side=_clip),
     Add: Rule(2, reads="codes", gives="real", shape=_add),
-    MaxPool: Rule(1, reads="codes", gives=None, shape=_pool),
-    AvgPool: Rule(1, reads="codes", gives=None, shape=_pool),
-    GlobalAvgPool: Rule(1, reads="codes", gives=None, shape=_global_avg_pool),
+    Concat: Rule(None, reads="codes", gives=None, shape=_concat),
+    MaxPool: Rule(1, reads="codes", gives=None, shape=pooled_shape),
+    AvgPool: Rule(1, reads="codes", gives=None, shape=pooled_shape),
+    GlobalAvgPool: Rule(1, reads="codes", gives=None, shape=pooled_shape),
+    AdaptiveAvgPool: Rule(1, reads="codes", gives=None, shape=pooled_shape),
     Flatten: Rule(1, reads="codes", gives=None, shape=_flatten),
     Lookup: Rule(1, reads="codes", gives="real", shape=_lookup),
     Mul: Rule(2, reads="codes", gives="real", shape=_mul),
+    Slice: Rule(1, reads="codes", gives=None, shape=rearranged_shape),
+    ChannelShuffle: Rule(1, reads="codes", gives=None, shape=rearranged_shape),
+    Pad: Rule(1, reads="codes", gives=None, shape=rearranged_shape),
+    Upsample: Rule(1, reads="codes", gives=None, shape=rearranged_shape),
 }

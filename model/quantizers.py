@@ -1,19 +1,21 @@
 """Where activations become integer codes.
 
-Layers, additions, products, lookups, pools and Flatten read codes; ReLU and BatchNorm read real values,
-because they melt into the rounding that follows them:
+Layers, additions, products, lookups, pools and all that moves elements about read codes. A ReLU, and a
+BatchNorm behind a layer that it alone reads, melt into the rounding that follows them and read real values;
+any other BatchNorm reads codes:
 
     conv - batch_norm - relu -> [quantize, unsigned] -> conv
     conv - batch_norm -> [quantize, signed 8 bit] -> add <- codes of the other branch
     conv - batch_norm -> [quantize, signed 8 bit] -> lookup (SiLU) -> [quantize, signed 8 bit] -> conv
+    concat of codes -> batch_norm - relu -> [quantize, unsigned] -> conv
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fedmpq.model.graph import INPUT, Flatten, Graph, GraphError, Lookup, Mul, Node, Quantize, Relu
-from fedmpq.model.ops import RULES, Pool, check_range
+from fedmpq.model.graph import INPUT, Graph, GraphError, Lookup, Mul, Node, Quantize, Relu
+from fedmpq.model.ops import RULES, ShapeOp, check_range
 from fedmpq.model.pointwise import FUNCTIONS
 
 WIDE_BITS = 8
@@ -35,7 +37,7 @@ def place_quantizers(graph: Graph, activation_bits: int) -> Graph:
     quantized = {node.name: f"{node.name}.quantized" for node in producers if _feeds_codes(graph, node)}
     nodes: list[Node] = []
     for node in graph.nodes:
-        if RULES[type(node.op)].reads == "codes":
+        if graph.reads(node) == "codes":
             node = replace(node, inputs=tuple(quantized.get(name, name) for name in node.inputs))
         nodes.append(node)
         if node.name in quantized:
@@ -50,7 +52,7 @@ def place_quantizers(graph: Graph, activation_bits: int) -> Graph:
 def check_quantizers(graph: Graph) -> None:
     """Raises `GraphError` unless `graph` can run: every node reads the kind of value it computes on."""
     for node in graph.nodes:
-        needed = RULES[type(node.op)].reads
+        needed = graph.reads(node)
         for name in node.inputs:
             if needed not in (None, graph.kinds[name]):
                 raise GraphError(
@@ -66,7 +68,7 @@ def _may_be_negative(graph: Graph, name: str) -> bool:
     node = graph.by_name[name]
     if isinstance(node.op, Lookup):
         return FUNCTIONS[node.op.function].negative
-    if isinstance(node.op, Mul | Flatten | Pool):
+    if isinstance(node.op, Mul | ShapeOp):
         return any(_may_be_negative(graph, source) for source in node.inputs)
     return not isinstance(node.op, Relu)
 
@@ -84,4 +86,4 @@ def bound_before(graph: Graph, quantizer: Node) -> float:
 
 def _feeds_codes(graph: Graph, producer: Node) -> bool:
     readers = (graph.by_name[name] for name in graph.consumers[producer.name])
-    return any(RULES[type(reader.op)].reads == "codes" for reader in readers)
+    return any(graph.reads(reader) == "codes" for reader in readers)

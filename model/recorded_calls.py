@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from fedmpq.model.ops import Size
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 
-def pair(value: Any) -> Size:
-    """ATen's lists have one element for both axes, or one for each."""
-    values = [value] if isinstance(value, int) else list(value)
-    return (values[0], values[-1])
-
-
 def call_of(node: torch.fx.Node) -> str:
     """The call's name; "aten.relu_.default" is "aten.relu.default" in place."""
-    return str(node.target).replace("_.", ".")
+    return str(node.target).replace("_.", ".").replace("<built-in function getitem>", "getitem")
 
 
 def names_by_tensor(module: torch.nn.Module) -> dict[str, list[str]]:

@@ -15,18 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmpq.model.aten_lookups import LOOKUPS, lookup_of
+from fedmpq.model.aten_shapes import SHAPE_CALLS, VIEWS, Grouped, ShapeCalls, as_image, pair
 from fedmpq.model.graph import (
     INPUT,
     Add,
-    AvgPool,
     BatchNorm,
     Conv2d,
-    Flatten,
-    GlobalAvgPool,
     Graph,
     Input,
     Linear,
-    MaxPool,
     Mul,
     Node,
     Op,
@@ -35,7 +32,7 @@ from fedmpq.model.graph import (
     Size,
 )
 from fedmpq.model.quantizers import place_quantizers
-from fedmpq.model.recorded_calls import call_of, names_by_tensor, pair
+from fedmpq.model.recorded_calls import call_of, names_by_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -56,12 +53,17 @@ def trace(
 ) -> Graph:
     """The graph of `module` for images like `example` (N, C, H, W), with its quantizers placed.
 
+    An example (N, C, L) is that of a one-dimensional network, whose graph has images of height 1.
+
     Layers and BatchNorms are named by the path of their module, other nodes by what they compute.
     `activation_bits` None leaves the quantizers out. The module itself is left as it was.
     """
-    if example.ndim != 4:
-        raise TraceError(f"the example has shape {tuple(example.shape)}, needs (N, channels, height, width)")
-    _, channels, height, width = example.shape
+    if example.ndim not in (3, 4):
+        raise TraceError(
+            f"the example has shape {tuple(example.shape)}, needs (N, channels, height, width) or, for a"
+            " one-dimensional network, (N, channels, length)"
+        )
+    channels, height, width = as_image(tuple(example.shape[1:]))
     image = Input(channels, height, width, float(np.float32(input_scale)), input_zero_point)
     tracer = _Tracer(module, _export(module, example, name), name)
     graph = _frozen(tracer.graph(image), module)
@@ -90,7 +92,7 @@ def _export(module: torch.nn.Module, example: torch.Tensor, name: str) -> torch.
     import torch
 
     # Two samples: a model that mixes up the batch with another axis would go unnoticed with one.
-    batch = example[:1].detach().repeat(2, 1, 1, 1)
+    batch = example[:1].detach().repeat(2, *(1 for _ in example.shape[1:]))
     with _evaluation_mode(module), torch.no_grad():
         try:
             return torch.export.export(module, (batch,))
@@ -103,7 +105,7 @@ def _export(module: torch.nn.Module, example: torch.Tensor, name: str) -> torch.
             ) from error
 
 
-class _Tracer:
+class _Tracer(ShapeCalls):
     """Translates the calls of one exported program, in order."""
 
     def __init__(self, module: torch.nn.Module, program: torch.export.ExportedProgram, name: str) -> None:
@@ -113,6 +115,9 @@ class _Tracer:
         self.nodes: list[Node] = []
         # What a recorded value is called in the graph; a call that changes nothing shares its input's name.
         self.names: dict[torch.fx.Node, str] = {}
+        # The shape that a value of the graph had when it was made; reshaped it may go by the same name.
+        self.held: dict[str, Shape] = {}
+        self.grouped: dict[torch.fx.Node, Grouped] = {}
         # Values that share memory have the same owner: writing to one in place changes all.
         self.owner: dict[torch.fx.Node, torch.fx.Node] = {}
         self.overwritten: dict[torch.fx.Node, str] = {}
@@ -126,6 +131,7 @@ class _Tracer:
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node.name in inputs:
                 self.names[node], self.owner[node] = INPUT, node
+                self.held[INPUT] = self._shape(node)[1:]
             elif node.op == "call_function":
                 self._translate(node)
             elif node.op not in ("placeholder", "output"):
@@ -151,12 +157,14 @@ class _Tracer:
         return [node for node in self.nodes if node.name in needed]
 
     def _translate(self, node: torch.fx.Node) -> None:
+        recorded = str(node.target).replace("<built-in function getitem>", "getitem")
         call = call_of(node)
         method = _SUPPORTED.get(call)
         if method is None:
             raise self._error(node, f"is not supported; supported are {', '.join(_SUPPORTED)}")
-        self.names[node] = method(self, node, self._arguments(node))
-        self._note_memory(node, in_place=call != str(node.target), may_share=call in _VIEWS)
+        self.names[node] = name = method(self, node, self._arguments(node))
+        self.held.setdefault(name, self._shape(node)[1:])
+        self._note_memory(node, in_place=call != recorded, may_share=call in _VIEWS)
 
     def _note_memory(self, node: torch.fx.Node, *, in_place: bool, may_share: bool) -> None:
         owner = self.owner[node.all_input_nodes[0]]
@@ -166,8 +174,10 @@ class _Tracer:
         self.owner[node] = owner if in_place or may_share else node
 
     def _arguments(self, node: torch.fx.Node) -> dict[str, Any]:
-        """The call's arguments by name, defaults filled in."""
-        schema = node.target._schema  # type: ignore[union-attr]
+        """The call's arguments by name, defaults filled in; those of Python's own functions by number."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            return {str(number): argument for number, argument in enumerate(node.args)}
         values = {argument.name: argument.default_value for argument in schema.arguments}
         names = [argument.name for argument in schema.arguments]
         return {**values, **dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -189,6 +199,8 @@ class _Tracer:
             raise self._error(
                 reader, f"reads a value that {self.overwritten[value]} changed in place; do that out of place"
             )
+        if value in self.grouped:
+            raise self._error(reader, "reads channels in groups; only a channel shuffle may have them so")
         return self.names[value]
 
     def _parameter(self, node: torch.fx.Node, value: Any, kind: str, part: str) -> str:
@@ -237,29 +249,32 @@ class _Tracer:
         return name
 
     def _shape(self, value: Any) -> Shape:
-        return tuple(value.meta["val"].shape)
+        """Of a recorded value; of the first if it is several."""
+        found = value.meta["val"]
+        return tuple((found[0] if isinstance(found, list | tuple) else found).shape)
 
-    def _conv2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
+    def _conv(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
         path = self._owned(node, arguments, {"weight": "parameter", "bias": "parameter"})
-        out_channels, _, *kernel = self._shape(arguments["weight"])
-        dilation = pair(arguments["dilation"])
+        out_channels, _, *sides = self._shape(arguments["weight"])
+        flat = len(sides) == 1
+        kernel, dilation = pair(sides, flat, 1), pair(arguments["dilation"], flat, 1)
         op = Conv2d(
             in_channels=self._shape(arguments["input"])[1],
             out_channels=out_channels,
-            kernel=pair(kernel),
-            stride=pair(arguments["stride"]),
-            padding=self._padding(node, arguments["padding"], pair(kernel), dilation),
+            kernel=kernel,
+            stride=pair(arguments["stride"], flat, 1),
+            padding=self._padding(node, arguments["padding"], kernel, dilation, flat),
             dilation=dilation,
             groups=arguments["groups"],
             bias=arguments["bias"] is not None,
         )
         return self._emit(path, op, self._read(arguments["input"], node))
 
-    def _padding(self, node: torch.fx.Node, padding: Any, kernel: Size, dilation: Size) -> Size:
+    def _padding(self, node: torch.fx.Node, padding: Any, kernel: Size, dilation: Size, flat: bool) -> Size:
         if padding == "valid":
             return (0, 0)
         if padding != "same":
-            return pair(padding)
+            return pair(padding, flat, 0)
         total = (dilation[0] * (kernel[0] - 1), dilation[1] * (kernel[1] - 1))
         if total[0] % 2 or total[1] % 2:
             raise self._error(node, f"with padding 'same' pads kernel {kernel} unevenly; use an odd kernel")
@@ -290,12 +305,6 @@ class _Tracer:
         if getattr(self.module.get_submodule(path), "momentum", 0.0) is None:
             raise self._error(node, "has momentum=None (cumulative average); give it a number, such as 0.1")
         source = self._read(arguments["input"], node)
-        before = next((other for other in self.nodes if other.name == source), None)
-        if before is None or not isinstance(before.op, Conv2d | Linear) or len(arguments["input"].users) > 1:
-            raise self._error(
-                node,
-                f"reads {source!r}; it must follow a convolution or linear layer that nothing else reads",
-            )
         channels = self._shape(arguments["input"])[1]
         return self._emit(path, BatchNorm(channels, arguments["eps"], arguments["momentum"]), source)
 
@@ -339,59 +348,6 @@ class _Tracer:
             )
         return self._emit(self._fresh(node), Mul(), *(self._read(arguments[side], node) for side in sides))
 
-    def _window(self, node: torch.fx.Node, arguments: dict[str, Any]) -> tuple[Size, Size, Size]:
-        if arguments["ceil_mode"]:
-            raise self._error(node, "has ceil_mode=True; use ceil_mode=False")
-        kernel = pair(arguments["kernel_size"])
-        # ATen leaves the stride empty where it is the kernel.
-        return kernel, pair(arguments["stride"] or kernel), pair(arguments["padding"])
-
-    def _max_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        if pair(arguments["dilation"]) != (1, 1):
-            raise self._error(node, f"has dilation {arguments['dilation']}; use dilation=1")
-        op = MaxPool(*self._window(node, arguments))
-        return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
-
-    def _avg_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        op = AvgPool(*self._window(node, arguments))
-        if op.padding != (0, 0) and not arguments["count_include_pad"]:
-            raise self._error(
-                node, "leaves its padding out of the mean; use count_include_pad=True or padding=0"
-            )
-        if arguments["divisor_override"] is not None:
-            raise self._error(node, "has a divisor_override; leave it out")
-        return self._emit(self._fresh(node), op, self._read(arguments["self"], node))
-
-    def _adaptive_avg_pool2d(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        if pair(arguments["output_size"]) != (1, 1):
-            raise self._error(
-                node, f"has output size {arguments['output_size']}; only 1, the global mean, is supported"
-            )
-        return self._emit(self._fresh(node), GlobalAvgPool(), self._read(arguments["self"], node))
-
-    def _mean(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        rank = len(self._shape(arguments["self"]))
-        axes = sorted(axis % rank for axis in arguments["dim"] or ())
-        if rank != 4 or axes != [2, 3] or arguments["dtype"] is not None:
-            raise self._error(
-                node, f"averages dimensions {arguments['dim']}; only rows and columns, (2, 3), can be"
-            )
-        name = self._emit(self._fresh(node), GlobalAvgPool(), self._read(arguments["self"], node))
-        if arguments["keepdim"]:
-            return name
-        return self._emit(self._untaken(f"{name}.flat"), Flatten(), name)
-
-    def _flatten(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        before, after = self._shape(arguments["self"]), self._shape(node)
-        source = self._read(arguments["self"], node)
-        if after == before:
-            return source
-        if after != (before[0], math.prod(before[1:])):
-            raise self._error(
-                node, f"turns shape {before} into {after}; only (N, everything else) is supported"
-            )
-        return self._emit(self._fresh(node), Flatten(), source)
-
     def _dropout(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
         if arguments["train"]:
             raise self._error(
@@ -400,15 +356,14 @@ class _Tracer:
         # In place its argument has another name.
         return self._read(arguments.get("input", arguments.get("self")), node)
 
-    def _same(self, node: torch.fx.Node, arguments: dict[str, Any]) -> str:
-        return self._read(arguments["self"], node)
-
 
 _Method = Callable[[_Tracer, "torch.fx.Node", dict[str, Any]], str]
 
 _SUPPORTED: dict[str, _Method] = {
-    "aten.conv2d.default": _Tracer._conv2d,
-    "aten.conv2d.padding": _Tracer._conv2d,
+    "aten.conv2d.default": _Tracer._conv,
+    "aten.conv2d.padding": _Tracer._conv,
+    "aten.conv1d.default": _Tracer._conv,
+    "aten.conv1d.padding": _Tracer._conv,
     "aten.linear.default": _Tracer._linear,
     "aten.batch_norm.default": _Tracer._batch_norm,
     "aten.relu.default": _Tracer._relu,
@@ -417,24 +372,10 @@ _SUPPORTED: dict[str, _Method] = {
     **dict.fromkeys(LOOKUPS, _Tracer._lookup),
     "aten.add.Tensor": _Tracer._add,
     "aten.mul.Tensor": _Tracer._mul,
-    "aten.max_pool2d.default": _Tracer._max_pool2d,
-    "aten.avg_pool2d.default": _Tracer._avg_pool2d,
-    "aten.adaptive_avg_pool2d.default": _Tracer._adaptive_avg_pool2d,
-    "aten.mean.dim": _Tracer._mean,
-    "aten.flatten.using_ints": _Tracer._flatten,
-    "aten.view.default": _Tracer._flatten,
-    "aten.reshape.default": _Tracer._flatten,
     "aten.dropout.default": _Tracer._dropout,
     "aten.feature_dropout.default": _Tracer._dropout,
-    "aten.contiguous.default": _Tracer._same,
-    "aten.clone.default": _Tracer._same,
-    "aten.detach.default": _Tracer._same,
-    "aten.alias.default": _Tracer._same,
+    **dict(SHAPE_CALLS),
 }
 
-# All that may hand on the memory of their input; clone never does.
-_VIEWS = {
-    call
-    for call, method in _SUPPORTED.items()
-    if method in (_Tracer._flatten, _Tracer._dropout, _Tracer._same) and call != "aten.clone.default"
-}
+# All that may hand on the memory of their input.
+_VIEWS = {*VIEWS, "aten.dropout.default", "aten.feature_dropout.default"}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_input import as_taken
 from fedmpq.system.named_object import NamedObjectError, load_attribute
 
 if TYPE_CHECKING:
@@ -45,14 +46,18 @@ def graph_of(
     input_scale: float,
     input_zero_point: int,
 ) -> Graph:
-    """The graph of `build(spec)` for images of `input_shape` (channels, height, width)."""
+    """The graph of `build(spec)` for images of `input_shape` (channels, height, width).
+
+    Sequences are images of height 1; a network of one-dimensional layers is fed (N, channels, width).
+    """
     import torch
 
     from fedmpq.model.trace import trace
 
+    module = build(spec, classes=classes, channels=input_shape[0])
     return trace(
-        build(spec, classes=classes, channels=input_shape[0]),
-        torch.zeros(1, *input_shape),
+        module,
+        as_taken(module, torch.zeros(1, *input_shape)),
         name=spec,
         activation_bits=activation_bits,
         input_scale=input_scale,

@@ -33,7 +33,12 @@ ON_THE_BOARD = {"proto", "kernels", "edge_client", "exchange", "training"}
 LAZY_TORCH = {"model", "data", "system"}
 LAZILY = {"torch", "torchvision"}
 # For machines of researchers: the readable reference engine, and training in full precision.
-TORCH_ENGINE = {"training/torch_engine.py", "training/torch_ops.py", "training/float_trainer.py"}
+TORCH_ENGINE = {
+    "training/torch_engine.py",
+    "training/torch_ops.py",
+    "training/torch_shapes.py",
+    "training/float_trainer.py",
+}
 # A process that the server starts and never imports: there, and there alone, it loads what exports.
 EXPORTER = "server/exporter.py"
 

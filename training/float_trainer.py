@@ -20,6 +20,7 @@ from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate, compres
 from fedmpq.exchange.messages import Calibration, TrainingPlan
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, statistics_names
 from fedmpq.model.graph import Graph
+from fedmpq.model.module_input import as_taken
 from fedmpq.model.module_state import initial_state, load_state
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws
@@ -57,7 +58,7 @@ class FloatTrainer:
         merged, draws = MergedStatistics(), assignment.draws
         with torch.no_grad(), _momentum_of_norms(self._module, 1.0), _seeded(draws):
             for images in calibration_batches(draws, assignment.plan.batch_size, data.images):
-                self._module(_real(images, self._graph))
+                self._module(_real(images, self._graph, self._module))
                 _, side = initial_state(self._module, self._graph)
                 merged.add(len(images), {name: side[name] for name in statistics_names(self._graph)})
         return Calibration(assignment.round, assignment.client, len(data), merged.statistics())
@@ -68,7 +69,7 @@ class FloatTrainer:
         self._module.eval()
         with torch.no_grad():
             parts = [
-                self._module(_real(images[i : i + EVALUATION_BATCH], self._graph)).numpy()
+                self._module(_real(images[i : i + EVALUATION_BATCH], self._graph, self._module)).numpy()
                 for i in range(0, len(images), EVALUATION_BATCH)
             ]
         return np.concatenate(parts)
@@ -93,9 +94,9 @@ def _momentum_of_norms(module: nn.Module, momentum: float) -> Iterator[None]:
             norm.momentum = own
 
 
-def _real(images: NDArray[np.uint8], graph: Graph) -> torch.Tensor:
+def _real(images: NDArray[np.uint8], graph: Graph, module: nn.Module) -> torch.Tensor:
     centred = (images.astype(np.float32) - graph.input.zero_point) * np.float32(graph.input.scale)
-    return torch.from_numpy(centred).permute(0, 3, 1, 2)
+    return as_taken(module, torch.from_numpy(centred).permute(0, 3, 1, 2))
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def _descend(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan,
         total, samples = 0.0, 0
         for images, labels in batches(data, plan, draws, epoch, graph.input.zero_point):
             optimizer.zero_grad(set_to_none=True)
-            loss = functional.cross_entropy(module(_real(images, graph)), torch.from_numpy(labels))
+            loss = functional.cross_entropy(module(_real(images, graph, module)), torch.from_numpy(labels))
             if not math.isfinite(loss.item()):
                 raise TrainingError(
                     f"the loss is {loss.item()}; lower the learning rate (now {plan.learning_rate})"

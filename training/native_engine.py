@@ -25,9 +25,9 @@ from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.kernels.call import KernelError
 from fedmpq.kernels.tensors import MAX_THREADS
 from fedmpq.model.graph import Graph
-from fedmpq.model.integer_program import check_state
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
+from fedmpq.model.state_checks import check_state
 from fedmpq.system.machine import available_cores
 from fedmpq.training.arena import Arena
 from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError

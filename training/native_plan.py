@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -24,11 +27,17 @@ from fedmpq.model.graph import (
     MaxPool,
     Mul,
     Node,
+    Pad,
     Quantize,
     Relu,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.never import assert_never
+from fedmpq.model.ops import ShapeOp
+from fedmpq.model.pools import PoolOp, windows_of
 from fedmpq.model.quantizers import bound_before, check_quantizers
+from fedmpq.model.rearrangements import Rearrangement
 
 # What the kernels count in int32: bytes of a padded image, with a bit to spare for its offsets, and sums of
 # products of codes, weights (at most 127) and errors (at most 128).
@@ -65,6 +74,26 @@ class ProductUnit:
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.source,)
+
+
+@dataclass(frozen=True)
+class NormUnit:
+    """A BatchNorm of codes, rounded."""
+
+    norm: Node
+    quantizer: Quantizer
+
+    @property
+    def output(self) -> str:
+        return self.quantizer.name
+
+    @property
+    def source(self) -> str:
+        return self.norm.inputs[0]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.norm.inputs
 
 
 @dataclass(frozen=True)
@@ -113,7 +142,7 @@ class PoolUnit:
     """A pool: codes to codes."""
 
     node: Node
-    op: MaxPool | AvgPool | GlobalAvgPool
+    op: PoolOp
 
     @property
     def output(self) -> str:
@@ -152,20 +181,72 @@ class FlattenUnit:
         return self.node.inputs
 
 
-Unit = ProductUnit | SumUnit | MulUnit | LookupUnit | PoolUnit | FlattenUnit
+@dataclass(frozen=True)
+class ConcatUnit:
+    """Codes of several values, joined."""
+
+    node: Node
+
+    @property
+    def output(self) -> str:
+        return self.node.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+
+@dataclass(frozen=True)
+class RearrangeUnit:
+    """Codes in other places, or several."""
+
+    node: Node
+    op: Rearrangement
+
+    @property
+    def output(self) -> str:
+        return self.node.name
+
+    @property
+    def source(self) -> str:
+        return self.node.inputs[0]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+
+@dataclass(frozen=True)
+class ScoreUnit:
+    """Codes that are the logits themselves, such as means over an image."""
+
+    source: str
+
+    @property
+    def output(self) -> str:
+        return f"{self.source}.logits"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+
+ShapeUnit = PoolUnit | FlattenUnit | ConcatUnit | RearrangeUnit
+Unit = ProductUnit | NormUnit | SumUnit | MulUnit | LookupUnit | ShapeUnit | ScoreUnit
 
 
 def units_of(graph: Graph) -> tuple[Unit, ...]:
     """The graph's units in execution order; a graph they cannot express is refused."""
     check_quantizers(graph)
     last = graph.by_name[graph.output]
-    if not isinstance(last.op, Linear):
+    scores = graph.kinds[last.name] == "codes"
+    if not scores and not isinstance(last.op, Linear):
         raise GraphError(
             f"the logits come out of {last.name!r} ({type(last.op).__name__}); the native engine needs a"
-            " linear layer last (or use the torch engine)"
+            " linear layer last, or codes (or use the torch engine)"
         )
-    found = (_unit_of(graph, node) for node in graph.nodes)
-    return tuple(unit for unit in found if unit is not None)
+    found = [_unit_of(graph, node) for node in graph.nodes]
+    return tuple(unit for unit in (*found, ScoreUnit(last.name) if scores else None) if unit is not None)
 
 
 def _unit_of(graph: Graph, node: Node) -> Unit | None:
@@ -179,16 +260,28 @@ def _unit_of(graph: Graph, node: Node) -> Unit | None:
         return MulUnit(node.inputs, _the_quantizer(graph, node))
     if isinstance(op, Lookup):
         return LookupUnit(op, node.inputs[0], _the_quantizer(graph, node))
-    if isinstance(op, MaxPool | AvgPool | GlobalAvgPool):
-        _check_pool(graph, node, op)
-        return PoolUnit(node, op)
-    if isinstance(op, Flatten):
-        return FlattenUnit(node)
+    if isinstance(op, ShapeOp):
+        return _shape_unit(graph, node, op)
     if isinstance(op, Relu):
         alone = graph.kinds[node.inputs[0]] == "codes"
         return SumUnit(node.inputs, _the_quantizer(graph, node)) if alone else None
-    if isinstance(op, BatchNorm | Quantize):
+    if isinstance(op, BatchNorm):
+        return None if graph.folds(node) else NormUnit(node, _the_quantizer(graph, node))
+    if isinstance(op, Quantize):
         return None
+    assert_never(op)
+
+
+def _shape_unit(graph: Graph, node: Node, op: ShapeOp) -> ShapeUnit:
+    if isinstance(op, MaxPool | AvgPool | GlobalAvgPool | AdaptiveAvgPool):
+        _check_pool(graph, node, op)
+        return PoolUnit(node, op)
+    if isinstance(op, Concat):
+        return ConcatUnit(node)
+    if isinstance(op, Slice | ChannelShuffle | Pad | Upsample):
+        return RearrangeUnit(node, op)
+    if isinstance(op, Flatten):
+        return FlattenUnit(node)
     assert_never(op)
 
 
@@ -238,11 +331,9 @@ def _outputs_met(op: Conv2d) -> int:
     return math.prod(taps) * (op.out_channels // op.groups)
 
 
-def _check_pool(graph: Graph, node: Node, op: MaxPool | AvgPool | GlobalAvgPool) -> None:
+def _check_pool(graph: Graph, node: Node, op: PoolOp) -> None:
     """Refuse a mean of more codes than an int32 sum holds."""
-    _, *size = graph.shapes[node.inputs[0]]
-    kernel = size if isinstance(op, GlobalAvgPool) else op.kernel
-    covered = math.prod(min(k, n) for k, n in zip(kernel, size, strict=True))
+    covered = windows_of(op, graph.shapes[node.inputs[0]]).most_covered
     if not isinstance(op, MaxPool) and covered > (most := _MAX_SUM // 255):
         raise GraphError(
             f"node {node.name!r} averages {covered} pixels; the native engine adds up at most {most}:"
@@ -251,8 +342,10 @@ def _check_pool(graph: Graph, node: Node, op: MaxPool | AvgPool | GlobalAvgPool)
 
 
 def _greatest_byte(graph: Graph, name: str) -> int:
-    """The greatest stored code of `name`: two 4-bit ones share a byte; the image and averages have 8 bits."""
-    while name != INPUT and isinstance(graph.by_name[name].op, MaxPool | Flatten):
+    """The greatest stored code of `name`: two 4-bit ones share a byte; the image, averages and joined codes
+    have 8 bits."""
+    handing_on = MaxPool | Flatten | Slice | ChannelShuffle | Pad | Upsample
+    while name != INPUT and isinstance(graph.by_name[name].op, handing_on):
         name = graph.by_name[name].inputs[0]
     op = None if name == INPUT else graph.by_name[name].op
     return 15 if isinstance(op, Quantize) and op.bits <= 4 else 255

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.kernels.memory import Buffer
-from fedmpq.model.graph import INPUT, Graph
+from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Linear
 from fedmpq.model.never import assert_never
 from fedmpq.model.randomness import Draws
 from fedmpq.training.arena import Layout
@@ -17,9 +17,25 @@ from fedmpq.training.binding import Binding, ForwardUnit, Scratch, Tensor
 from fedmpq.training.lookup_units import LookupForward
 from fedmpq.training.multiply_units import MulForward
 from fedmpq.training.native_layer import TrainedLayer
-from fedmpq.training.native_plan import FlattenUnit, LookupUnit, MulUnit, PoolUnit, ProductUnit, SumUnit, Unit
+from fedmpq.training.native_plan import (
+    ConcatUnit,
+    FlattenUnit,
+    LookupUnit,
+    MulUnit,
+    NormUnit,
+    PoolUnit,
+    ProductUnit,
+    RearrangeUnit,
+    ScoreUnit,
+    ShapeUnit,
+    SumUnit,
+    Unit,
+)
+from fedmpq.training.norm_units import NormForward
 from fedmpq.training.pool_units import FlattenForward, PoolForward
 from fedmpq.training.product_units import Logits, LogitsForward, ProductForward
+from fedmpq.training.score_units import Scores, ScoresForward
+from fedmpq.training.shape_units import ConcatForward, RearrangeForward
 from fedmpq.training.side_tensors import SideTensors
 from fedmpq.training.sum_units import SumForward
 
@@ -44,7 +60,7 @@ class BoundStep:
         """The number of the step under way."""
         self.image = _image(graph, images)
         self.labels = Buffer(images, np.int64)
-        self.scratch = Scratch(layout, max(len(layer.scale) for layer in layers.values()))
+        self.scratch = Scratch(layout, _most_channels(graph))
         self.statistics = layout.buffer(side.statistics, np.float64)
         binding = Binding(
             layers=layers,
@@ -77,7 +93,7 @@ class NativeStep:
     def __init__(self, bound: BoundStep) -> None:
         self._bound = bound
         self._units = [unit.settle(bound.scratch) for unit in bound.units]
-        self._logits = next(unit for unit in self._units if isinstance(unit, Logits))
+        self._logits = next(unit for unit in self._units if isinstance(unit, Logits | Scores))
 
     def run(self, number: int, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
         """Train on a batch; its mean loss, and how many answers were right."""
@@ -100,6 +116,12 @@ class NativeStep:
         return self._logits.loss, self._logits.right
 
 
+def _most_channels(graph: Graph) -> int:
+    """Of a layer or a BatchNorm: what sums over channels are at most."""
+    kinds = Conv2d | Linear | BatchNorm
+    return max(graph.shapes[node.name][0] for node in graph.nodes if isinstance(node.op, kinds))
+
+
 def _image(graph: Graph, images: int) -> Tensor:
     """The input: pixels are codes."""
     image = graph.input
@@ -115,14 +137,26 @@ def _bound(unit: Unit, binding: Binding) -> ForwardUnit:
         if unit.quantizer is None:
             return LogitsForward.bind(unit, binding)
         return ProductForward.bind(unit, unit.quantizer, binding)
+    if isinstance(unit, NormUnit):
+        return NormForward.bind(unit, binding)
     if isinstance(unit, SumUnit):
         return SumForward.bind(unit, binding)
     if isinstance(unit, MulUnit):
         return MulForward.bind(unit, binding)
     if isinstance(unit, LookupUnit):
         return LookupForward.bind(unit, binding)
+    if isinstance(unit, ScoreUnit):
+        return ScoresForward.bind(unit, binding)
+    return _shape_bound(unit, binding)
+
+
+def _shape_bound(unit: ShapeUnit, binding: Binding) -> ForwardUnit:
     if isinstance(unit, PoolUnit):
         return PoolForward.bind(unit, binding)
     if isinstance(unit, FlattenUnit):
         return FlattenForward.bind(unit, binding)
+    if isinstance(unit, ConcatUnit):
+        return ConcatForward.bind(unit, binding)
+    if isinstance(unit, RearrangeUnit):
+        return RearrangeForward.bind(unit, binding)
     assert_never(unit)

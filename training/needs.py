@@ -15,6 +15,7 @@ from fedmpq.exchange.messages import Phase, TrainingPlan
 from fedmpq.model.calibration import CALIBRATION_SAMPLES
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     AvgPool,
     Conv2d,
     GlobalAvgPool,
@@ -25,11 +26,16 @@ from fedmpq.model.graph import (
     Quantize,
 )
 from fedmpq.model.ops import Shape
+from fedmpq.model.pools import windows_of
 from fedmpq.training.native_plan import (
+    ConcatUnit,
     LookupUnit,
     MulUnit,
+    NormUnit,
     PoolUnit,
     ProductUnit,
+    RearrangeUnit,
+    ScoreUnit,
     SumUnit,
     Unit,
     units_of,
@@ -104,9 +110,10 @@ def _products(graph: Graph, name: str) -> int:
     op, outputs = node.op, math.prod(graph.shapes[name])
     if isinstance(op, Conv2d | Linear):
         return outputs * math.prod(op.weight_shape[1:])
-    if isinstance(op, MaxPool | AvgPool):
-        return outputs * math.prod(op.kernel)
-    return math.prod(graph.shapes[node.inputs[0]]) if isinstance(op, GlobalAvgPool) else outputs
+    if isinstance(op, MaxPool | AvgPool | GlobalAvgPool | AdaptiveAvgPool):
+        source = graph.shapes[node.inputs[0]]
+        return source[0] * windows_of(op, source).covered()
+    return outputs
 
 
 def weights_memory(graph: Graph, plan: TrainingPlan) -> int:
@@ -206,7 +213,8 @@ class _Step:
         return self._images * math.prod(self._shape(name))
 
     def _shape(self, name: str) -> Shape:
-        return self._graph.shapes[name]
+        # The logits that are codes are no value of the graph.
+        return self._graph.shapes.get(name, self._graph.shapes[self._graph.output])
 
     def _forward(self, unit: Unit) -> None:
         lives, sources = self._lives, [self._codes[name] for name in unit.sources]
@@ -222,15 +230,20 @@ class _Step:
         elif isinstance(unit, SumUnit):
             states = self._states[unit.output] = lives.buffer(self._size(unit.output) // 4)
             lives.use(*sources, states, codes)
+        elif isinstance(unit, NormUnit):
+            sums = lives.buffer(4 * self._size(unit.output))
+            lives.use(*sources, sums, codes)
         else:
             lives.use(*sources, codes)
 
     def _bytes_of(self, unit: Unit) -> float:
-        if isinstance(unit, ProductUnit | SumUnit | MulUnit | LookupUnit):
+        if isinstance(unit, ScoreUnit):
+            return 8.0
+        if isinstance(unit, ProductUnit | NormUnit | SumUnit | MulUnit | LookupUnit):
             quantizer = unit.quantizer
             return 4.0 if quantizer is None else _code_bytes(quantizer.op)
         averages = isinstance(unit, PoolUnit) and not unit.takes_greatest
-        return 1.0 if averages else self._bytes[unit.sources[0]]
+        return 1.0 if averages or len(unit.sources) > 1 else self._bytes[unit.sources[0]]
 
     def _backward(self, unit: Unit) -> None:
         lives = self._lives
@@ -242,9 +255,14 @@ class _Step:
         if isinstance(unit, LookupUnit | MulUnit) and unit.sources[0] != INPUT:
             # The error is passed on in place, unless there is one to which it is added.
             self._errors.setdefault(unit.sources[0], error)
+        if isinstance(unit, NormUnit):
+            used.append(lives.buffer(4 * self._size(unit.output)))
+            if unit.source != INPUT:
+                # What it passes on lies where its own error lay.
+                self._errors.setdefault(unit.source, error)
         for source in unit.sources:
             own = self._error_of(source)
-            kept = [] if isinstance(unit, SumUnit) else [self._codes[source]]
+            kept = [] if isinstance(unit, SumUnit | ConcatUnit | RearrangeUnit) else [self._codes[source]]
             lives.use(*used, *kept, own)
 
     def _error_of(self, name: str) -> _Buffer:

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from fedmpq.kernels.memory import Memory
 from fedmpq.kernels.tensors import Conv, Normalize, Rescale
-from fedmpq.model.graph import BatchNorm
+from fedmpq.model.graph import BatchNorm, Node
 from fedmpq.training.binding import Binding, Scratch, Tensor
-from fedmpq.training.native_layer import TrainedLayer
-from fedmpq.training.native_plan import ProductUnit
 
 Doubles = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -34,19 +32,18 @@ class BoundMap:
     """The map of a layer without BatchNorm, bound: its buffers have no places yet."""
 
     def __init__(
-        self, unit: ProductUnit, conv: Conv, layer: TrainedLayer, target: Tensor, binding: Binding
+        self, conv: Conv, scale: Vector, offset: Vector | None, target: Tensor, binding: Binding
     ) -> None:
-        side = binding.side
+        """`scale` is that of the integer weights, `offset` the layer's bias."""
         self.channels = int(conv.out_channels)
-        self.scale = layer.scale
-        self.offset = side.values[side.places[f"{unit.node.name}.bias"]] if unit.op.bias else None
+        self.scale, self.offset = scale, offset
         self.t = binding.layout.buffer(2 * self.channels, np.float32)
         binding.layout.use(self.t, binding.scratch.work)
-        scale, shift = self.t.split(2)
-        self.rescale = Rescale(scale, shift, target.low, target.high)
+        t_scale, t_shift = self.t.split(2)
+        self.rescale = Rescale(t_scale, t_shift, target.low, target.high)
         zeros = np.zeros(self.channels, np.float32)
         self.normalize = Normalize(zeros, zeros)
-        self.gain: Memory = layer.scale
+        self.gain: Memory = scale
 
     def settle(self, scratch: Scratch) -> ChannelMap:
         """The map on its buffers' arrays, once they have places."""
@@ -57,19 +54,26 @@ class BoundNormMap(BoundMap):
     """The map of a layer with BatchNorm, bound."""
 
     def __init__(
-        self, unit: ProductUnit, conv: Conv, layer: TrainedLayer, target: Tensor, binding: Binding
+        self,
+        conv: Conv,
+        scale: Vector,
+        offset: Vector | None,
+        target: Tensor,
+        binding: Binding,
+        norm: Node,
+        unit: Vector,
     ) -> None:
-        super().__init__(unit, conv, layer, target, binding)
-        assert unit.norm is not None
-        assert isinstance(unit.norm.op, BatchNorm)
-        side, name, self.eps = binding.side, unit.norm.name, unit.norm.op.eps
+        """`unit` is what `gain` counts errors in: the scale of the weights that pass them on."""
+        super().__init__(conv, scale, offset, target, binding)
+        assert isinstance(norm.op, BatchNorm)
+        side, name, self.eps, self.unit = binding.side, norm.name, norm.op.eps, unit
         self.count = int(conv.images * conv.pixels)
         self.gamma, self.beta = (side.values[side.places[f"{name}.{part}"]] for part in ("weight", "bias"))
         self.running = [side.running_places[f"{name}.{part}"] for part in ("running_mean", "running_var")]
         self.statistics = binding.statistics
         self.normed = binding.layout.buffer(3 * self.channels, np.float32)
-        norm, bias, self.gain = self.normed.split(3)
-        self.normalize = Normalize(norm, bias)
+        normed, bias, self.gain = self.normed.split(3)
+        self.normalize = Normalize(normed, bias)
         binding.layout.use(self.normed, binding.scratch.sums, self.statistics)
 
     def settle(self, scratch: Scratch) -> NormMap:
@@ -103,7 +107,7 @@ class NormMap(ChannelMap):
     def __init__(self, bound: BoundNormMap, scratch: Scratch) -> None:
         super().__init__(bound, scratch)
         channels = bound.channels
-        self._eps, self._gamma, self._beta = bound.eps, bound.gamma, bound.beta
+        self._eps, self._gamma, self._beta, self._unit = bound.eps, bound.gamma, bound.beta, bound.unit
         self._count, self._unbiased = bound.count, bound.count / max(1, bound.count - 1)
         self._sums = scratch.sum_rows(channels)[:2]
         self._centre: Doubles = self._sums[0]
@@ -126,7 +130,7 @@ class NormMap(ChannelMap):
         np.divide(pair, target, pair)
         self._t_rows[...] = pair
         np.multiply(gamma, inverse, gamma)
-        np.multiply(gamma, scale, gamma)
+        np.multiply(gamma, self._unit, gamma)
         self._gains[...] = gamma
 
     def _inverse_deviation(self) -> Doubles:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from ctypes import c_float
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels import bound
+from fedmpq.kernels import bound_shapes
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
-from fedmpq.kernels.tensors import Conv
-from fedmpq.model.graph import INPUT, AvgPool, GlobalAvgPool, MaxPool
+from fedmpq.kernels.tensors import Pool as Pooling
+from fedmpq.model.graph import INPUT
+from fedmpq.model.pools import Windows, windows_of
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.native_plan import FlattenUnit, PoolUnit
+
+Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -24,29 +26,32 @@ class PoolForward:
     unit: PoolUnit
     source: Tensor
     target: Tensor
-    pool: Conv
-    multiplier: c_float
-    """What an average multiplies the sum of codes by."""
+    windows: Windows
+    pool: Pooling
+    multipliers: Vector
+    """What an average multiplies the sum of codes under each window by."""
     run: Call
 
     @classmethod
     def bind(cls, unit: PoolUnit, binding: Binding) -> PoolForward:
         source = binding.tensors[unit.source]
-        pool = _pool_of(unit.op, source)
+        windows = windows_of(unit.op, source.shape)
+        spans = ([(span.start, span.stop) for span in each] for each in (windows.rows, windows.columns))
+        pool = Pooling.over(source.images, source.shape, *spans)
         low, high = source.low, source.high
         if not unit.takes_greatest:
             averaged = source.form.averaged()
             low, high = averaged.low, averaged.high
-        shape = pool.out_channels, pool.out_height, pool.out_width
+        shape = pool.channels, pool.out_height, pool.out_width
         target = binding.new_tensor(source.images, shape, low, high)
         binding.tensors[unit.output] = target
-        multiplier, threads = c_float(), binding.threads
+        multipliers, threads = np.zeros(pool.pixels, np.float32), binding.threads
         run = (
-            bound.max_pool(pool, source.codes, threads, target.buffer)
+            bound_shapes.max_pool(pool, source.codes, threads, target.buffer)
             if unit.takes_greatest
-            else bound.average_pool(pool, source.codes, multiplier, low, high, threads, target.buffer)
+            else bound_shapes.average_pool(pool, source.codes, multipliers, low, high, threads, target.buffer)
         )
-        return cls(unit, source, target, pool, multiplier, binding.bind(run))
+        return cls(unit, source, target, windows, pool, multipliers, binding.bind(run))
 
     def bind_backward(self, binding: Binding) -> Pool:
         error = binding.errors.pop(self.unit.output)
@@ -55,12 +60,16 @@ class PoolForward:
         pool, threads = self.pool, binding.threads
         out = binding.layout.buffer(pool.images * pool.inputs, np.uint16)
         spread = binding.bind(
-            bound.max_pool_backward(pool, self.source.codes, error, threads, out)
+            bound_shapes.max_pool_backward(pool, self.source.codes, error, threads, out)
             if self.unit.takes_greatest
-            else bound.average_pool_backward(pool, error, threads, out)
+            else bound_shapes.average_pool_backward(pool, error, self._shares(), threads, out)
         )
         added = binding.deliver(self.unit.source, out)
         return Pool(self, (spread,) if added is None else (spread, added))
+
+    def _shares(self) -> Vector:
+        """The share of a mean's error that each element under its window takes."""
+        return np.float32(1) / self.windows.sizes().astype(np.float32).reshape(-1)
 
 
 class Pool:
@@ -79,7 +88,7 @@ class Pool:
         else:
             form = this.source.form
             this.target.scale = float(form.averaged().scale)
-            this.multiplier.value = float(form.averaging(this.pool.kernel_h * this.pool.kernel_w))
+            this.multipliers[...] = form.averaging(this.windows.sizes()).reshape(-1)
         this.run()
 
     def backward(self) -> None:
@@ -144,13 +153,6 @@ class Flattening:
             np.copyto(self._out.array.reshape(turned.shape), turned)
         if self._add is not None:
             self._add()
-
-
-def _pool_of(op: MaxPool | AvgPool | GlobalAvgPool, source: Tensor) -> Conv:
-    if isinstance(op, GlobalAvgPool):
-        kernel = source.shape[1:]
-        return Conv.over(source.images, source.shape, kernel, kernel)
-    return Conv.over(source.images, source.shape, op.kernel, op.stride, op.padding)
 
 
 def _paired(codes: NDArray[np.uint8], pairs: bool) -> NDArray[np.uint8]:

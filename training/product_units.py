@@ -67,8 +67,7 @@ class ProductForward:
         sums = None if unit.norm is None else binding.scratch.sums
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, sums))
         kept = _bind_keeping(conv, acc, binding)
-        map_type = BoundMap if unit.norm is None else BoundNormMap
-        channel_map = map_type(unit, conv, layer, target, binding)
+        channel_map = _bind_map(unit, conv, layer, target, binding)
         requantize = binding.bind(
             bound.requantize(
                 acc, _extent(conv), channel_map.rescale, target.pairs, binding.threads, target.buffer
@@ -325,6 +324,16 @@ def _bind_keeping(conv: Conv, acc: Buffer, binding: Binding) -> Kept | None:
         return None
     buffer = binding.layout.spare_buffer(conv.images * conv.outputs, np.int16)
     return Kept(buffer, binding.bind(bound.keep(acc, conv.images, conv.outputs, binding.threads, buffer)))
+
+
+def _bind_map(
+    unit: ProductUnit, conv: Conv, layer: TrainedLayer, target: Tensor, binding: Binding
+) -> BoundMap:
+    side = binding.side
+    offset = side.values[side.places[f"{unit.node.name}.bias"]] if unit.op.bias else None
+    if unit.norm is None:
+        return BoundMap(conv, layer.scale, offset, target, binding)
+    return BoundNormMap(conv, layer.scale, offset, target, binding, unit.norm, layer.scale)
 
 
 def _extent(conv: Conv) -> FedmpqExtent:

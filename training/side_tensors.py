@@ -19,7 +19,7 @@ from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.activations import MIN_CLIP, code_bounds
 from fedmpq.model.graph import BatchNorm, Node
 from fedmpq.model.quantized import Side
-from fedmpq.training.native_plan import FlattenUnit, PoolUnit, ProductUnit, Quantizer, Unit
+from fedmpq.training.native_plan import LookupUnit, MulUnit, NormUnit, ProductUnit, Quantizer, SumUnit, Unit
 
 Vector = NDArray[np.float32]
 
@@ -40,8 +40,9 @@ class SideTensors:
     def __init__(
         self, side: Side, units: Iterable[Unit], plan: TrainingPlan, frozen: Collection[str] = ()
     ) -> None:
-        products = [unit for unit in units if isinstance(unit, ProductUnit)]
-        quantized = [unit for unit in units if not isinstance(unit, PoolUnit | FlattenUnit)]
+        products = [unit for unit in units if isinstance(unit, ProductUnit | NormUnit)]
+        rounding = ProductUnit | NormUnit | SumUnit | MulUnit | LookupUnit
+        quantized = [unit for unit in units if isinstance(unit, rounding)]
         self.quantizers = [unit.quantizer for unit in quantized if unit.quantizer is not None]
         self._plan = plan
         self._shapes = {name: tensor.shape for name, tensor in side.items()}
@@ -133,11 +134,11 @@ def clip_of(quantizer: Quantizer) -> str:
     return f"{quantizer.name}.clip"
 
 
-def _learnt(products: Iterable[ProductUnit]) -> list[str]:
+def _learnt(products: Iterable[ProductUnit | NormUnit]) -> list[str]:
     names = []
     for unit in products:
         names += [f"{unit.norm.name}.weight", f"{unit.norm.name}.bias"] if unit.norm is not None else []
-        names += [f"{unit.node.name}.bias"] if unit.op.bias else []
+        names += [f"{unit.node.name}.bias"] if isinstance(unit, ProductUnit) and unit.op.bias else []
     return names
 
 

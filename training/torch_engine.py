@@ -24,26 +24,23 @@ from fedmpq.model.activations import MIN_CLIP, CodeFormat
 from fedmpq.model.graph import (
     INPUT,
     Add,
-    AvgPool,
     BatchNorm,
     Conv2d,
-    Flatten,
-    GlobalAvgPool,
     Graph,
     Linear,
     Lookup,
-    MaxPool,
     Mul,
     Node,
     Quantize,
     Relu,
 )
-from fedmpq.model.integer_program import check_state
 from fedmpq.model.never import assert_never
+from fedmpq.model.ops import ShapeOp
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights
 from fedmpq.model.quantizers import bound_before
 from fedmpq.model.randomness import Draws, Purpose
-from fedmpq.training import torch_ops, update
+from fedmpq.model.state_checks import check_state
+from fedmpq.training import torch_ops, torch_shapes, update
 from fedmpq.training.engine import Batch, EpochResult, TrainingError
 from fedmpq.training.momentum import make_momentum
 from fedmpq.training.torch_ops import Backward, LayerWeight, Value
@@ -141,7 +138,7 @@ class _Network:
             for name in set(node.inputs):
                 if self._last_use[name] == node.name:
                     del values[name]
-        return values[self.graph.output].tensor
+        return values[self.graph.output].real()
 
     def backward(self, gradient: Tensor) -> None:
         """Hand every parameter's gradient to `on_weight` or `on_side`, last layer first."""
@@ -171,12 +168,8 @@ class _Network:
             return combine(*inputs)
         if isinstance(op, Lookup):
             return torch_ops.lookup(value, op)
-        if isinstance(op, MaxPool):
-            return torch_ops.max_pool(value, op)
-        if isinstance(op, AvgPool | GlobalAvgPool):
-            return torch_ops.average_pool(value, None if isinstance(op, GlobalAvgPool) else op)
-        if isinstance(op, Flatten):
-            return torch_ops.flatten(value)
+        if isinstance(op, ShapeOp):
+            return torch_shapes.apply(op, inputs)
         assert_never(op)
 
     def _product(self, node: Node, op: Conv2d | Linear, value: Value) -> tuple[Value, Backward]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpq.model.activations import CodeFormat
-from fedmpq.model.graph import AvgPool, BatchNorm, Conv2d, Linear, Lookup, MaxPool
+from fedmpq.model.graph import BatchNorm, Conv2d, Linear, Lookup
 from fedmpq.model.lookup_tables import real_tables
 
 EXACT_FLOAT32 = 2**24
@@ -148,7 +148,7 @@ def batch_norm(
     value: Value, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, op: BatchNorm, training: bool
 ) -> tuple[Value, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
     """BatchNorm by batch statistics (updating `mean` and `variance` in place), or by the running ones."""
-    source = value.tensor
+    source = value.real()
     out, saved_mean, saved_scale = torch.ops.aten.native_batch_norm(
         source, gamma, beta, mean, variance, training, op.momentum, op.eps
     )
@@ -218,52 +218,6 @@ def lookup(value: Value, op: Lookup) -> tuple[Value, Backward]:
     return Value(values[places]), backward
 
 
-def max_pool(value: Value, op: MaxPool) -> tuple[Value, Backward]:
-    codes, form = value.codes()
-    padded = functional.pad(codes, _pads(op.padding), value=float("-inf")) if any(op.padding) else codes
-    out, indices = torch.ops.aten.max_pool2d_with_indices(padded, op.kernel, op.stride)
-    shape, (top, left) = padded.shape, op.padding
-
-    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
-        whole = torch.ops.aten.max_pool2d_with_indices_backward(
-            gradient, gradient.new_empty(shape), op.kernel, op.stride, [0, 0], [1, 1], False, indices
-        )
-        return (whole[:, :, top : shape[2] - top, left : shape[3] - left],)
-
-    return Value(out, form), backward
-
-
-def average_pool(value: Value, op: AvgPool | None) -> tuple[Value, Backward]:
-    """Average of codes, itself as 8-bit codes; `op` is None for the whole image."""
-    codes, form = value.codes()
-    target = form.averaged()
-    shape = codes.shape
-    kernel = tuple(shape[2:]) if op is None else op.kernel
-    stride, padding = (kernel, (0, 0)) if op is None else (op.stride, op.padding)
-    window = kernel[0] * kernel[1]
-    sums = functional.avg_pool2d(codes, kernel, stride, padding, divisor_override=1)
-    # The integer program's own multiplier: averages often lie halfway between two codes.
-    multiplier = float(form.averaging(window))
-    pooled = torch.round(sums * float(multiplier)).clamp_(target.low, target.high)
-
-    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (
-            torch.ops.aten.avg_pool2d_backward(
-                gradient, gradient.new_empty(shape), kernel, stride, padding, False, True, None
-            ),
-        )
-
-    return Value(pooled, target), backward
-
-
-def flatten(value: Value) -> tuple[Value, Backward]:
-    shape = value.tensor.shape
-    return (
-        Value(value.tensor.reshape(shape[0], -1), value.form),
-        lambda gradient: (gradient.reshape(shape),),
-    )
-
-
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[float, int, Tensor]:
     """Mean loss, number of right answers, and the gradient `(softmax - one hot)/N`."""
     log_shares = functional.log_softmax(logits, dim=1)
@@ -282,7 +236,3 @@ def _rows(scale: Tensor, ndim: int) -> Tensor:
 def _columns(scale: Tensor, ndim: int) -> Tensor:
     """A per-channel vector in the shape that multiplies an activation."""
     return scale if scale.ndim == 0 else scale.reshape(1, -1, *(1,) * (ndim - 2))
-
-
-def _pads(padding: tuple[int, int]) -> tuple[int, int, int, int]:
-    return padding[1], padding[1], padding[0], padding[0]

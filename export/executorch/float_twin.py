@@ -9,12 +9,16 @@ from torch.nn import functional
 
 from fedmpq.export.executorch.functions import function_of
 from fedmpq.export.executorch.runtime import quiet
+from fedmpq.export.executorch.shapes import joined
 from fedmpq.export.float_network import FloatLayer, FloatNetwork, PlainOp
 from fedmpq.export.format import FORMAT, MAX_BATCH, VERSION_METHOD
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -22,9 +26,13 @@ from fedmpq.model.graph import (
     Lookup,
     MaxPool,
     Mul,
+    Pad,
     Relu,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.never import assert_never
+from fedmpq.model.rearrangements import Rearrangement
 
 
 def lower_float(network: FloatNetwork) -> bytes:
@@ -75,18 +83,34 @@ def _plain(op: PlainOp, inputs: list[torch.Tensor]) -> torch.Tensor:
     source = inputs[0]
     if isinstance(op, Relu):
         return functional.hardtanh(source, 0.0, op.maximum) if op.maximum else functional.relu(source)
-    if isinstance(op, Add):
-        return source + inputs[1]
-    if isinstance(op, Mul):
-        return source * inputs[1]
+    if isinstance(op, Add | Mul):
+        return source + inputs[1] if isinstance(op, Add) else source * inputs[1]
+    if isinstance(op, Concat):
+        return joined(inputs)
     if isinstance(op, GlobalAvgPool):
         return source.mean((2, 3), keepdim=True)
+    if isinstance(op, AdaptiveAvgPool):
+        return functional.adaptive_avg_pool2d(source, op.size)
     if isinstance(op, Flatten):
         return source.flatten(1)
     if isinstance(op, MaxPool):
-        return functional.max_pool2d(source, op.kernel, op.stride, op.padding)
+        return functional.max_pool2d(source, op.kernel, op.stride, op.padding, ceil_mode=op.ceil_mode)
     if isinstance(op, AvgPool):
-        return functional.avg_pool2d(source, op.kernel, op.stride, op.padding)
+        counted = not op.exclude_padding
+        return functional.avg_pool2d(source, op.kernel, op.stride, op.padding, op.ceil_mode, counted)
     if isinstance(op, Lookup):
         return function_of(op, source)
+    return _moved(source, op)
+
+
+def _moved(source: torch.Tensor, op: Rearrangement) -> torch.Tensor:
+    if isinstance(op, Slice):
+        return source[:, op.start : op.stop]
+    if isinstance(op, ChannelShuffle):
+        return functional.channel_shuffle(source, op.groups)
+    if isinstance(op, Pad):
+        (top, left), (bottom, right) = op.before, op.after
+        return functional.pad(source, (left, right, top, bottom))
+    if isinstance(op, Upsample):
+        return functional.interpolate(source, scale_factor=op.factor)
     assert_never(op)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import lzma
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,24 +24,19 @@ from fedmpq.export.executorch.additions import IN_INTEGERS
 from fedmpq.export.executorch.functions import function_of
 from fedmpq.export.executorch.runtime import quiet
 from fedmpq.export.executorch.scales import choose_scales
+from fedmpq.export.executorch.shapes import copies, joined, mixed, padding, selection
 from fedmpq.export.format import FORMAT, MAX_BATCH, VERSION_METHOD, ExportError
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, RoundedProduct, operations
+from fedmpq.export.pooling import cover, end_padding, is_even
 from fedmpq.export.real_functions import exact_rounding
 from fedmpq.model.activations import CodeFormat
-from fedmpq.model.graph import INPUT, Conv2d
+from fedmpq.model.graph import INPUT, AvgPool, Conv2d, Pad, Upsample
 from fedmpq.model.grid import integer_weights
-from fedmpq.model.integer_program import (
-    AddCodes,
-    FlattenCodes,
-    IntegerProgram,
-    PoolAverage,
-    PoolMax,
-    QuantizeReal,
-    Requantize,
-)
+from fedmpq.model.integer_program import AddCodes, Dequantize, IntegerProgram, QuantizeReal, Requantize
 from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.shape_steps import ConcatCodes, FlattenCodes, PoolAverage, PoolMax, Rearrange
 
 LOW, HIGH = -128, 127
 
@@ -127,10 +123,28 @@ class _IntegerModule(nn.Module):
                 bias = step.sums.bias.astype(np.float32)
                 self._add(number, weight=weight.astype(np.float32), bias=bias, scale=step.scale)
             elif isinstance(step, PoolAverage):
-                channels, *image = program.graph.shapes[step.source]
-                kernel = tuple(image) if step.op is None else step.op.kernel
-                ones = np.ones((channels, 1, *kernel), np.int8)
-                self._add_weight(number, ones, self.scales.weights[step.output])
+                self._add_average(number, step)
+            elif isinstance(step, Rearrange):
+                self._add_rearrangement(number, step)
+
+    def _add_average(self, number: int, step: PoolAverage) -> None:
+        channels, *image = self.program.graph.shapes[step.source]
+        if is_even(step):
+            kernel = step.op.kernel if isinstance(step.op, AvgPool) else tuple(image)
+            ones = np.ones((channels, 1, *kernel), np.int8)
+            self._add_weight(number, ones, self.scales.weights[step.output])
+            return
+        rows, columns = cover(step.windows.rows, image[0]), cover(step.windows.columns, image[1])
+        self._add(number, rows=rows[:, :, None, None], columns=columns, multipliers=step.multipliers)
+
+    def _add_rearrangement(self, number: int, step: Rearrange) -> None:
+        op, shape = step.op, self.program.graph.shapes[step.source]
+        if isinstance(op, Upsample):
+            rows, columns = copies(op, shape)
+            self._add(number, rows=rows[:, :, None, None], columns=columns)
+            return
+        weight = padding(op, shape[0])[0] if isinstance(op, Pad) else selection(op, shape[0])
+        self._add_weight(number, weight, np.ones(len(weight), np.float32))
 
     def _add_weight(self, number: int, weight: NDArray[np.int8], scale: NDArray[np.float32]) -> None:
         zero = np.zeros(len(weight), np.int64)
@@ -161,19 +175,28 @@ class _IntegerModule(nn.Module):
             return self._combined(step, values)
         if isinstance(step, QuantizeReal):
             return self._rounded_sum(step, values[step.source])
+        if isinstance(step, ConcatCodes):
+            return self._joined(step, values)
         source = self._real(values, step.source)
-        if isinstance(step, Requantize):
-            return self._rounded(step.output, source * float(step.multiplier))
-        if isinstance(step, PoolMax):
-            pooled = functional.max_pool2d(source, step.op.kernel, step.op.stride, step.op.padding)
-            return self._rounded(step.output, pooled)
-        if isinstance(step, PoolAverage):
-            return self._rounded(step.output, self._window_sums(number, step, source))
-        if isinstance(step, FlattenCodes):
-            features = math.prod(self.program.graph.shapes[step.source])
-            return self._rounded(step.output, source.reshape(-1, features))
+        if isinstance(step, Dequantize):
+            return source if self.scales.own else source * float(step.scale)
         if isinstance(step, LookupCodes):
             return self._rounded_function(step, source)
+        if isinstance(step, Requantize):
+            return self._rounded(step.output, source * float(step.multiplier))
+        return self._rounded(step.output, self._shaped(number, step, source))
+
+    def _shaped(
+        self, number: int, step: PoolMax | PoolAverage | FlattenCodes | Rearrange, source: torch.Tensor
+    ) -> torch.Tensor:
+        if isinstance(step, PoolMax):
+            return self._greatest(step, source)
+        if isinstance(step, PoolAverage):
+            return self._window_sums(number, step, source)
+        if isinstance(step, FlattenCodes):
+            return source.reshape(-1, math.prod(self.program.graph.shapes[step.source]))
+        if isinstance(step, Rearrange):
+            return self._moved(number, step, source)
         assert_never(step)
 
     def _combined(self, step: AddCodes | RoundedProduct, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -187,14 +210,59 @@ class _IntegerModule(nn.Module):
     def _layer(self, number: int, step: RoundedLayer, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         op, source = step.sums.op, self._real(values, step.sums.source)
         weight, bias = self._weight(number), self._get(number, "bias")
-        if isinstance(op, Conv2d):
-            return functional.conv2d(source, weight, bias, op.stride, op.padding, op.dilation, op.groups)
-        return functional.linear(source, weight, bias)
+        if not isinstance(op, Conv2d):
+            return functional.linear(source, weight, bias)
+        features = self.program.graph.shapes[step.sums.source]
+        if len(features) == 1:
+            source = self._again(step.sums.source, source.reshape(-1, *features, 1, 1))
+        sums = functional.conv2d(source, weight, bias, op.stride, op.padding, op.dilation, op.groups)
+        if len(features) > 1:
+            return sums
+        return self._real({step.output: self._rounded(step.output, sums)}, step.output).reshape(-1, *features)
+
+    def _again(self, name: str, real: torch.Tensor) -> torch.Tensor:
+        """Quantized and dequantized, between two operators that compute on codes."""
+        codes = torch.ops.quantized_decomposed.quantize_per_tensor(real, *self._stored(name))
+        return self._real({name: codes}, name)
+
+    def _joined(self, step: ConcatCodes, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Codes rounded to the common scale lie within its range, so they need not be clamped."""
+        again = partial(self._again, step.output)
+        pairs = zip(step.sources, step.multipliers, strict=True)
+        parts = [again(self._real(values, name) * float(multiplier)) for name, multiplier in pairs]
+        return self._rounded(step.output, joined(parts, again))
+
+    def _greatest(self, step: PoolMax, source: torch.Tensor) -> torch.Tensor:
+        """XNNPACK has no ceil mode for a batch that is not fixed: less than the least code pads the end."""
+        op, zeros = step.op, step.op.padding
+        if op.ceil_mode:
+            form, scale = self.program.formats[step.source], float(self.scales.of(step.source))
+            bottom, right = end_padding(op, self.program.graph.shapes[step.source])
+            sides = (zeros[1], right, zeros[0], bottom)
+            source, zeros = functional.pad(source, sides, value=(form.low - 1) * scale), (0, 0)
+        return functional.max_pool2d(source, op.kernel, op.stride, zeros)
+
+    def _moved(self, number: int, step: Rearrange, source: torch.Tensor) -> torch.Tensor:
+        op = step.op
+        shape = self.program.graph.shapes[step.source]
+        if isinstance(op, Upsample):
+            return mixed(source, self._get(number, "rows"), self._get(number, "columns"), shape)
+        weight = self._weight(number)
+        if isinstance(op, Pad):
+            _, zeros = padding(op, shape[0])
+            return functional.conv2d(source, weight, padding=zeros, groups=len(weight))
+        return functional.conv2d(source, weight)
 
     def _window_sums(self, number: int, step: PoolAverage, source: torch.Tensor) -> torch.Tensor:
+        """Times the multiplier, which of even windows is the scale of the weights."""
+        if not is_even(step):
+            matrices = self._get(number, "rows"), self._get(number, "columns")
+            sums = mixed(source, *matrices, self.program.graph.shapes[step.source])
+            return sums * self._get(number, "multipliers")
         weight = self._weight(number)
-        stride, padding = ((1, 1), (0, 0)) if step.op is None else (step.op.stride, step.op.padding)
-        return functional.conv2d(source, weight, None, stride, padding, groups=len(weight))
+        if not isinstance(step.op, AvgPool):
+            return functional.conv2d(source, weight, groups=len(weight))
+        return functional.conv2d(source, weight, None, step.op.stride, step.op.padding, groups=len(weight))
 
     def _weight(self, number: int) -> torch.Tensor:
         parts = (self._get(number, name) for name in ("weight", "scale", "zero"))

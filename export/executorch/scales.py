@@ -19,17 +19,12 @@ from numpy.typing import NDArray
 
 from fedmpq.export.executorch.additions import exact_factor
 from fedmpq.export.operations import Operation, RealLayer, RoundedLayer, RoundedProduct
+from fedmpq.export.pooling import is_even
 from fedmpq.model.activations import CodeFormat
+from fedmpq.model.graph import AvgPool
 from fedmpq.model.grid import integer_weights
-from fedmpq.model.integer_program import (
-    AddCodes,
-    FlattenCodes,
-    IntegerProgram,
-    PoolAverage,
-    PoolMax,
-    QuantizeReal,
-    Requantize,
-)
+from fedmpq.model.integer_program import AddCodes, Dequantize, IntegerProgram, QuantizeReal, Requantize
+from fedmpq.model.shape_steps import ConcatCodes, FlattenCodes, PoolAverage, PoolMax, Rearrange
 
 Vector = NDArray[np.float32]
 
@@ -70,15 +65,15 @@ def _unit_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales:
         if isinstance(step, RoundedLayer):
             # No int32 sum times this rounds to anything but 0, nor does it times less.
             weights[step.output] = np.maximum(step.multiplier, MIN_MULTIPLIER)
-        elif isinstance(step, PoolAverage):
+        elif isinstance(step, PoolAverage) and is_even(step):
             channels = program.graph.shapes[step.source][0]
-            weights[step.output] = np.full(channels, step.multiplier, np.float32)
+            weights[step.output] = np.full(channels, step.multipliers[0, 0], np.float32)
     return Scales(weights)
 
 
 def _own_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales | None:
     sums = {step.output: step for step in steps if isinstance(step, AddCodes)}
-    if program.output in sums or any(isinstance(step, Requantize) for step in steps):
+    if program.output in sums or any(_multiplies(step) for step in steps):
         return None
     whole = _whole(steps)
     values = {name: UNIT if name in whole else form.scale for name, form in program.formats.items()}
@@ -90,6 +85,13 @@ def _own_scales(program: IntegerProgram, steps: Sequence[Operation]) -> Scales |
                 return None
             scales.factors[step.output] = factor
     return scales if _find_weights(program, steps, scales) else None
+
+
+def _multiplies(step: Operation) -> bool:
+    """Whether the program multiplies codes themselves there, and not sums of products of them."""
+    if isinstance(step, PoolAverage):
+        return not is_even(step)
+    return isinstance(step, Requantize | ConcatCodes | Dequantize)
 
 
 def _find_weights(program: IntegerProgram, steps: Sequence[Operation], scales: Scales) -> bool:
@@ -120,7 +122,7 @@ def _whole(steps: Sequence[Operation]) -> list[str]:
             names += [step.left, step.right, step.output]
     for name in names:
         maker = makers.get(name)
-        if isinstance(maker, FlattenCodes | PoolMax):
+        if isinstance(maker, FlattenCodes | PoolMax | Rearrange):
             names.append(maker.source)
     return names
 
@@ -162,13 +164,14 @@ def _layer_weights(step: RoundedLayer, source: CodeFormat, scales: Scales) -> Ve
 def _average_weights(step: PoolAverage, program: IntegerProgram, scales: Scales) -> Vector | None:
     """Tried on every sum of codes that a window can have."""
     channels, *image = program.graph.shapes[step.source]
-    kernel = tuple(image) if step.op is None else step.op.kernel
+    kernel = step.op.kernel if isinstance(step.op, AvgPool) else tuple(image)
     source, window = program.formats[step.source], kernel[0] * kernel[1]
     before, after = scales.of(step.source), scales.of(step.output)
-    weights = _weight_scale(np.full(channels, step.multiplier, np.float32), before, after)
+    multiplier = step.multipliers[0, 0]
+    weights = _weight_scale(np.full(channels, multiplier, np.float32), before, after)
     sums = np.arange(source.low * window, source.high * window + 1, dtype=np.float32)
     wanted, got = (
-        np.clip(np.rint(sums * multiplier), step.low, step.high)
-        for multiplier in (step.multiplier, _multiplier(weights, before, after)[0])
+        np.clip(np.rint(sums * each), step.low, step.high)
+        for each in (multiplier, _multiplier(weights, before, after)[0])
     )
     return weights if np.array_equal(wanted, got) else None

@@ -25,6 +25,7 @@ from fedmpq.export.onnx.float_functions import function_of
 from fedmpq.export.onnx.functions import DOMAIN, IR_VERSION, OPSET, functions
 from fedmpq.export.onnx.integer_add import Operand, Ratios, exact_ratios
 from fedmpq.export.onnx.pixel_groups import PIXELS, PixelGroups, pixel_groups
+from fedmpq.export.onnx.shapes import rearranged, uneven_sums, window_attributes
 from fedmpq.export.onnx.writer import OnnxWriter
 from fedmpq.export.operations import (
     Operation,
@@ -35,23 +36,17 @@ from fedmpq.export.operations import (
     Sums,
     operations,
 )
+from fedmpq.export.pooling import is_even
 from fedmpq.export.real_functions import Rounding, exact_rounding
 from fedmpq.model import planes
 from fedmpq.model.activations import CodeFormat
-from fedmpq.model.graph import INPUT, Conv2d
+from fedmpq.model.graph import INPUT, AvgPool, Conv2d, GlobalAvgPool
 from fedmpq.model.grid import FAST_BITS, MAX_BITS
-from fedmpq.model.integer_program import (
-    AddCodes,
-    FlattenCodes,
-    IntegerProgram,
-    PoolAverage,
-    PoolMax,
-    QuantizeReal,
-    Requantize,
-)
+from fedmpq.model.integer_program import AddCodes, Dequantize, IntegerProgram, QuantizeReal, Requantize
 from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.never import assert_never
 from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.shape_steps import ConcatCodes, FlattenCodes, PoolAverage, PoolMax, Rearrange
 
 SIGNED_ZERO = 128
 _UNIT = np.float32(1)
@@ -127,7 +122,9 @@ class _Lowering:
         if any(INPUT in _sources(step) and step.output not in self.groups for step in self.steps):
             self.names[INPUT] = self.writer.node("Transpose", [INPUT_NAME], perm=[0, 3, 1, 2])
         for step in self.steps:
-            if not isinstance(step, AddCodes):
+            if isinstance(step, ConcatCodes):
+                self.names[step.output] = self._joined(step)
+            elif not isinstance(step, AddCodes):
                 self.names[step.output] = self._lowered(step)
         output = self._real(self.program.output)
         self.names[self.program.output] = self.writer.node("Identity", [output], output=OUTPUT_NAME)
@@ -167,15 +164,33 @@ class _Lowering:
             real = self._dequantized(step.source, _UNIT)
             product = self.writer.node("Mul", [real, self.writer.constant(step.multiplier)])
             return self._quantized(step.output, product, _UNIT)
+        if isinstance(step, LookupCodes):
+            return self._looked_up(step)
+        if isinstance(step, Dequantize):
+            return self._dequantized(step.source, np.float32(step.scale))
+        return self._shaped(step)
+
+    def _shaped(self, step: PoolMax | PoolAverage | FlattenCodes | Rearrange) -> str:
         if isinstance(step, PoolMax):
             return self._max_pool(step)
         if isinstance(step, PoolAverage):
             return self._average(step)
         if isinstance(step, FlattenCodes):
             return self.writer.node("Flatten", [self.names[step.source]])
-        if isinstance(step, LookupCodes):
-            return self._looked_up(step)
+        if isinstance(step, Rearrange):
+            codes, zero = self.names[step.source], self._zero(step.source)
+            return rearranged(self.writer, step.op, codes, zero, self.program.graph.shapes[step.source])
         assert_never(step)
+
+    def _joined(self, step: ConcatCodes) -> str:
+        """Codes rounded to the common scale lie within its range, so they need not be clamped."""
+        parts = []
+        for source, multiplier in zip(step.sources, step.multipliers, strict=True):
+            real = self._dequantized(source, _UNIT)
+            product = self.writer.node("Mul", [real, self.writer.constant(multiplier)])
+            inputs = [product, self.writer.constant(_UNIT), self._zero(step.output)]
+            parts.append(self.writer.node("QuantizeLinear", inputs))
+        return self.writer.node("Concat", parts, axis=1)
 
     def _real(self, name: str) -> str:
         """A real value; a sum is computed when first asked for, which is seldom."""
@@ -233,18 +248,17 @@ class _Lowering:
         if step.output in self.groups:
             return self._first_layer(step, self.groups[step.output])
         op, source = step.sums.op, self.names[step.sums.source]
-        shape, attributes = op.weight_shape, {}
-        if isinstance(op, Conv2d):
-            attributes = _conv_attributes(op)
-        else:
+        attributes = _conv_attributes(op) if isinstance(op, Conv2d) else {}
+        shape = op.weight_shape if isinstance(op, Conv2d) else (*op.weight_shape, 1, 1)
+        features = self.program.graph.shapes[step.sums.source]
+        if len(features) == 1:
             # A convolution of one pixel, so that all layers round alike.
-            shape = (*shape, 1, 1)
-            pixel = self.writer.constant(np.array([-1, op.in_features, 1, 1], np.int64))
+            pixel = self.writer.constant(np.array([-1, *features, 1, 1], np.int64))
             source = self.writer.node("Reshape", [source, pixel])
         inputs = [source, *self._tensors(step.sums), self._zero(step.output)]
         attributes |= {"shape": shape, **self._next_part(shape[0])}
         codes = self.writer.node("Layer", inputs, name=step.sums.layer, **attributes)
-        if not isinstance(op, Conv2d):
+        if len(features) == 1:
             codes = self.writer.node("Flatten", [codes])
         return self._clamped(step.output, codes)
 
@@ -312,21 +326,24 @@ class _Lowering:
         return {"start": [start], "stop": [self.channels]}
 
     def _max_pool(self, step: PoolMax) -> str:
-        op = step.op
-        attributes: dict[str, Any] = {"strides": op.stride, "pads": (*op.padding, *op.padding)}
-        return self.writer.node("MaxPool", [self.names[step.source]], kernel_shape=op.kernel, **attributes)
+        attributes = window_attributes(step.op, self.program.graph.shapes[step.source])
+        return self.writer.node(
+            "MaxPool", [self.names[step.source]], kernel_shape=step.op.kernel, **attributes
+        )
 
     def _average(self, step: PoolAverage) -> str:
-        channels, *image = self.program.graph.shapes[step.source]
-        attributes: dict[str, Any] = {}
-        kernel = tuple(image)
-        if step.op is not None:
-            kernel = step.op.kernel
-            attributes = {"strides": step.op.stride, "pads": (*step.op.padding, *step.op.padding)}
-        multiplier = self.writer.constant(step.multiplier)
+        source = self.program.graph.shapes[step.source]
+        if not is_even(step):
+            real = uneven_sums(self.writer, step, self._dequantized(step.source, _UNIT), source)
+            product = self.writer.node("Mul", [real, self.writer.constant(step.multipliers)])
+            return self._quantized(step.output, product, _UNIT)
+        assert isinstance(step.op, AvgPool | GlobalAvgPool)
+        channels, *image = source
+        kernel = step.op.kernel if isinstance(step.op, AvgPool) else tuple(image)
+        multiplier = self.writer.constant(step.multipliers[0, 0])
         inputs = [self.names[step.source], self._zero(step.source), multiplier, self._zero(step.output)]
-        shape = (channels, 1, *kernel)
-        codes = self.writer.node("Average", inputs, shape=shape, group=channels, **attributes)
+        window: dict[str, Any] = {"shape": (channels, 1, *kernel), **window_attributes(step.op, source)}
+        codes = self.writer.node("Average", inputs, group=channels, **window)
         return self._clamped(step.output, codes)
 
     def _rounded_product(self, step: RoundedProduct) -> str:
@@ -390,6 +407,8 @@ def _sources(step: Operation) -> tuple[str, ...]:
     """What the step reads."""
     if isinstance(step, AddCodes | RoundedProduct):
         return (step.left, step.right)
+    if isinstance(step, ConcatCodes):
+        return step.sources
     return (step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source,)
 
 

@@ -13,13 +13,14 @@ from onnx import TensorProto, helper
 from fedmpq.export.format import INPUT_NAME, ExportError
 from fedmpq.export.onnx.lowering import lower_to_onnx, zero_point
 from fedmpq.export.onnx.runtime import OnnxRunner
+from fedmpq.export.onnx.shapes import kept_operators
 from fedmpq.export.operations import RoundedLayer, operations
+from fedmpq.export.pooling import is_even
 from fedmpq.export.target import Images
 from fedmpq.export.verify import Values, channels_last, require_logits
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import INPUT
-from fedmpq.model.integer_program import PoolAverage
-from fedmpq.model.lookup_tables import LookupCodes
+from fedmpq.model.shape_steps import PoolAverage
 
 # Whatever of these is left after loading unpacks weights at each run, or computes in another arithmetic.
 LEFT_OVERS = {
@@ -43,15 +44,13 @@ def check_optimized(path: Path, model: DeployedModel) -> None:
     """In the graph as the runtime has optimized it, every layer is integer and nothing is left to unpack."""
     found = Counter(node.op_type for node in onnx.load(path).graph.node)
     steps = tuple(operations(model.program, model.layers))
-    # A table of codes is a Gather where no float function gives it.
-    found["Gather"] -= min(found["Gather"], sum(isinstance(step, LookupCodes) for step in steps))
-    found = +found
-    if left := sorted(found.keys() & LEFT_OVERS):
+    if left := sorted((found - kept_operators(steps)).keys() & LEFT_OVERS):
         raise ExportError(
             f"ONNX Runtime leaves {left[0]} in {model.graph.name!r}; this release of it does not fold or"
             " fuse what 1.31 does: install that"
         )
-    wanted = sum(isinstance(step, RoundedLayer | PoolAverage) for step in steps)
+    averages = [step for step in steps if isinstance(step, PoolAverage) and is_even(step)]
+    wanted = len(averages) + sum(isinstance(step, RoundedLayer) for step in steps)
     if found["QLinearConv"] != wanted:
         raise ExportError(
             f"ONNX Runtime makes {found['QLinearConv']} integer convolutions of {model.graph.name!r},"

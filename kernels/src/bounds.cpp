@@ -23,6 +23,13 @@ bool slides(int64_t size, int64_t out, int64_t kernel, int64_t stride, int64_t p
   return extent <= room && out == (room - extent) / stride + 1;
 }
 
+// Whether these `count` pairs are spans, each of at least one of `size` elements.
+bool are_spans(const int32_t* spans, int64_t count, int64_t size) {
+  for (int64_t i = 0; i < count; ++i)
+    if (spans[2 * i] < 0 || spans[2 * i] >= spans[2 * i + 1] || spans[2 * i + 1] > size) return false;
+  return true;
+}
+
 }  // namespace
 
 bool is_valid(const FedmpqConv* conv) {
@@ -37,15 +44,14 @@ bool is_valid(const FedmpqConv* conv) {
          few(c.kernel_h, c.kernel_w, 1) && few(c.channels / c.groups, int64_t{c.kernel_h} * c.kernel_w, c.out_channels);
 }
 
-bool is_pool(const FedmpqConv* pool) {
-  if (pool == nullptr) return false;
-  // A pool has no weights that would have to be few.
-  FedmpqConv alone = *pool;
-  alone.channels = alone.out_channels = 1;
-  const FedmpqConv& p = *pool;
-  return is_valid(&alone) && within(p.channels, 1, most_side) && p.channels == p.out_channels && p.groups == 1 &&
-         p.dilation_h == 1 && p.dilation_w == 1 && p.pad_h <= p.kernel_h / 2 && p.pad_w <= p.kernel_w / 2 &&
-         few(p.height, p.width, p.channels) && few(p.out_height, p.out_width, p.channels);
+bool is_valid(const FedmpqPool* pool) {
+  if (pool == nullptr || !given(pool->rows, pool->columns)) return false;
+  const FedmpqPool& p = *pool;
+  for (const int64_t side : {p.height, p.width, p.channels, p.out_height, p.out_width})
+    if (!within(side, 1, most_side)) return false;
+  return within(p.images, 0, most_images) && few(p.height, p.width, p.channels) &&
+         few(p.out_height, p.out_width, p.channels) && are_spans(p.rows, p.out_height, p.height) &&
+         are_spans(p.columns, p.out_width, p.width);
 }
 
 bool is_valid(const FedmpqCodes* codes) {
@@ -57,6 +63,18 @@ bool is_batch(int64_t images, int64_t count) { return within(images, 0, most_ima
 bool is_valid(const FedmpqExtent* extent) {
   return extent != nullptr && within(extent->images, 0, most_images) && within(extent->channels, 1, most_side) &&
          within(extent->pixels, 1, most_elements / extent->channels);
+}
+
+bool is_part(const FedmpqExtent& extent, int64_t start, int64_t channels) {
+  return within(channels, 1, most_side) && within(start, 0, channels - extent.channels) &&
+         within(extent.pixels, 1, most_elements / channels);
+}
+
+bool are_places(int64_t images, int64_t count, const int32_t* from, int64_t outs) {
+  if (!is_batch(images, count) || !within(outs, 1, most_elements) || from == nullptr) return false;
+  for (int64_t i = 0; i < outs; ++i)
+    if (!within(from[i], -1, count - 1)) return false;
+  return true;
 }
 
 bool is_range(float low, float high, bool pairs) {

@@ -25,8 +25,9 @@ bool given(const Pointers*... pointers) {
 // elements in an image, in an output or in the weights.
 bool is_valid(const FedmpqConv* conv);
 
-// One that is a pool: channels stay, every window has a pixel of the image.
-bool is_pool(const FedmpqConv* pool);
+// A pool whose every window has a pixel of the image and lies within it; no side above 65536, no image or output above 2^28
+// elements.
+bool is_valid(const FedmpqPool* pool);
 
 // Codes of at most 255 more than the least, in memory that is there.
 bool is_valid(const FedmpqCodes* codes);
@@ -35,6 +36,12 @@ bool is_valid(const FedmpqCodes* codes);
 bool is_batch(int64_t images, int64_t count);
 
 bool is_valid(const FedmpqExtent* extent);
+
+// Whether the extent's channels are `start` and on of `channels` in all, which are few enough.
+bool is_part(const FedmpqExtent& extent, int64_t start, int64_t channels);
+
+// Whether each of the `outs` elements that `from` places comes from one of `count` elements, or, as -1, from nowhere.
+bool are_places(int64_t images, int64_t count, const int32_t* from, int64_t outs);
 
 // Codes from low to high that fit a byte, or half a byte if `pairs`.
 bool is_range(float low, float high, bool pairs);

@@ -160,9 +160,9 @@ def test_an_argument_of_another_kind_than_declared_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         Call("fedmpq_add_errors", Elements(halves, 4), 4)
     codes = FedmpqCodes()
-    with pytest.raises(TypeError, match="'pool' is declared as FedmpqConv"):
+    with pytest.raises(TypeError, match="'pool' is declared as FedmpqPool"):
         Call("fedmpq_max_pool", codes, codes, 1, Elements(np.zeros(4, np.uint8), 4))
-    with pytest.raises(TypeError, match="'pool' is declared as FedmpqConv"):
+    with pytest.raises(TypeError, match="'pool' is declared as FedmpqPool"):
         Call("fedmpq_max_pool", 1, codes, 1, Elements(np.zeros(4, np.uint8), 4))
     with pytest.raises(TypeError, match="float"):
         Call("fedmpq_add_errors", Elements(halves, 4), 4.0, Elements(halves, 4))

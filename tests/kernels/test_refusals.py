@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpq.kernels import bound
+from fedmpq.kernels import bound, bound_shapes
 from fedmpq.kernels.call import Call, KernelError
 from fedmpq.kernels.library import library
 from fedmpq.kernels.prototypes import FedmpqExtent
-from fedmpq.kernels.tensors import CodeUpdate, Conv, Counter, MomentumBuffer, Normalize, Rescale, StoredCodes
+from fedmpq.kernels.tensors import (
+    CodeUpdate,
+    Conv,
+    Counter,
+    MomentumBuffer,
+    Normalize,
+    Pool,
+    Rescale,
+    StoredCodes,
+)
 
 MOST = 2**31 - 1
 SIZES = ("height", "width", "channels", "out_height", "out_width", "out_channels", "kernel_h", "kernel_w")
@@ -56,27 +65,24 @@ def backward_weights(conv: Conv) -> Call:
     return bound.conv_backward_weights(conv, codes(), errors, floats(64), 2, floats(4096))
 
 
-def max_pool(pool: Conv) -> Call:
-    return bound.max_pool(pool, codes(), 2, np.zeros(4096, np.uint8))
+def pool_of_two() -> Pool:
+    return Pool.over(2, (4, 6, 6), [(0, 3), (2, 6)], [(0, 6)])
 
 
-def max_pool_backward(pool: Conv) -> Call:
-    return bound.max_pool_backward(pool, codes(), np.zeros(4096, np.uint16), 2, np.zeros(4096, np.uint16))
-
-
-def average_pool(pool: Conv) -> Call:
-    return bound.average_pool(pool, codes(), 0.25, 0, 255, 2, np.zeros(4096, np.uint8))
-
-
-def average_pool_backward(pool: Conv) -> Call:
-    return bound.average_pool_backward(pool, np.zeros(4096, np.uint16), 2, np.zeros(4096, np.uint16))
+def calls_of(pool: Pool) -> list[Call]:
+    errors, out, shares = np.zeros(4096, np.uint16), np.zeros(4096, np.uint16), floats(64)
+    return [
+        bound_shapes.max_pool(pool, codes(), 2, np.zeros(4096, np.uint8)),
+        bound_shapes.max_pool_backward(pool, codes(), errors, 2, out),
+        bound_shapes.average_pool(pool, codes(), shares, 0, 255, 2, np.zeros(4096, np.uint8)),
+        bound_shapes.average_pool_backward(pool, errors, shares, 2, out),
+    ]
 
 
 PRODUCTS = [forward, backward_sums, backward_input, backward_weights]
-POOLS = [max_pool, max_pool_backward, average_pool, average_pool_backward]
 
 
-@pytest.mark.parametrize("make", [*PRODUCTS, *POOLS])
+@pytest.mark.parametrize("make", PRODUCTS)
 def test_a_window_that_cannot_be_is_refused(make: Callable[[Conv], Call]) -> None:
     """The call is bound to a window that can be, of which one number then changes."""
     conv = window()
@@ -95,7 +101,7 @@ def test_a_window_that_cannot_be_is_refused(make: Callable[[Conv], Call]) -> Non
     call()
 
 
-@pytest.mark.parametrize("make", [*PRODUCTS, *POOLS])
+@pytest.mark.parametrize("make", PRODUCTS)
 @pytest.mark.parametrize(
     ("name", "value"), [("out_height", 7), ("out_width", 5), ("pad_h", 2), ("height", 5)]
 )
@@ -118,12 +124,61 @@ def test_groups_that_do_not_divide_the_channels_are_refused(make: Callable[[Conv
         call()
 
 
-@pytest.mark.parametrize("make", [*PRODUCTS, *POOLS])
+@pytest.mark.parametrize("make", PRODUCTS)
 def test_an_empty_batch_is_nothing_to_do(make: Callable[[Conv], Call]) -> None:
     conv = window()
     call = make(conv)
     conv.images = 0
     call()
+
+
+@pytest.mark.parametrize("name", ["images", "height", "width", "channels", "out_height", "out_width"])
+@pytest.mark.parametrize("value", [-MOST - 1, -1, 2**24 + 1, MOST])
+def test_a_pool_that_cannot_be_is_refused(name: str, value: int) -> None:
+    pool = pool_of_two()
+    for call in calls_of(pool):
+        call()
+        before = getattr(pool, name)
+        setattr(pool, name, value)
+        with pytest.raises(KernelError, match="outside what it takes"):
+            call()
+        setattr(pool, name, before)
+        call()
+
+
+@pytest.mark.parametrize("spans", [[(-1, 2)], [(0, 7)], [(3, 3)], [(5, 2)], [(0, 1), (6, 7)]])
+def test_a_window_that_leaves_the_image_or_is_empty_is_refused(spans: list[tuple[int, int]]) -> None:
+    for pool in (Pool.over(1, (4, 6, 6), spans, [(0, 6)]), Pool.over(1, (4, 6, 6), [(0, 6)], spans)):
+        for call in calls_of(pool):
+            with pytest.raises(KernelError, match="outside what it takes"):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("start", "channels", "low", "high"), [(-1, 8, 0, 255), (5, 8, 0, 255), (0, 3, 0, 255), (0, 8, -1, 255)]
+)
+def test_a_part_that_does_not_fit_is_refused(start: int, channels: int, low: int, high: int) -> None:
+    extent = FedmpqExtent(2, 9, 4)
+    join = bound_shapes.join(codes(), extent, 1.0, low, high, start, channels, 2, np.zeros(4096, np.uint8))
+    with pytest.raises(KernelError, match="outside what it takes"):
+        join()
+    part = bound_shapes.part_errors(
+        np.zeros(4096, np.uint16), extent, start, channels, 2, np.zeros(4096, np.uint16)
+    )
+    if (start, channels) != (0, 8):
+        with pytest.raises(KernelError, match="outside what it takes"):
+            part()
+
+
+@pytest.mark.parametrize("place", [-2, 10, MOST])
+def test_a_place_beyond_the_elements_is_refused(place: int) -> None:
+    places = np.array([0, place, 9], np.int32)
+    for call in (
+        bound_shapes.rearrange(codes(), 2, 10, places, 2, np.zeros(64, np.uint8)),
+        bound_shapes.rearrange_backward(np.zeros(64, np.uint16), 2, 10, places, 2, np.zeros(64, np.uint16)),
+    ):
+        with pytest.raises(KernelError, match="outside what it takes"):
+            call()
 
 
 def test_the_sums_of_an_empty_batch_are_zero() -> None:
@@ -192,7 +247,7 @@ def test_a_zero_that_is_no_code_is_refused(zero: int) -> None:
     source = StoredCodes(np.zeros(4096, np.uint8), False, zero)
     for call in (
         bound.conv_forward(window(), source, np.ones(144, np.int8), 1, np.zeros(4096, np.int32), None),
-        bound.max_pool(window(), source, 1, np.zeros(4096, np.uint8)),
+        bound_shapes.max_pool(pool_of_two(), source, 1, np.zeros(4096, np.uint8)),
         bound.add(source, 1.0, codes(), 1.0, 1, 8, 1.0, 0, 15, False, 1, codes().data, codes().data),
     ):
         with pytest.raises(KernelError, match="outside what it takes"):

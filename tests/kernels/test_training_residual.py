@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmpq.kernels.tensors import Conv, StoredCodes
+from fedmpq.kernels.tensors import StoredCodes
 from tests.kernels import training_calls as training
-from tests.kernels import training_reference as reference
 from tests.kernels.training_reference import halved, packed, unpacked, widened
 
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -104,107 +103,6 @@ def test_errors_are_added_and_rounded(isa: str, count: int, seed: int) -> None:
     error = first.copy()
     training.add_errors(second, error)
     np.testing.assert_array_equal(error, halved(widened(first) + widened(second)))
-
-
-@st.composite
-def pools(draw: st.DrawFn) -> Conv:
-    """Windows of every kind whose padding is at most half of the kernel, which is all a graph allows."""
-    sides = []
-    for _ in range(2):
-        kernel, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-        pad = draw(st.integers(0, kernel // 2))
-        sides.append((max(draw(st.integers(1, 9)), kernel - 2 * pad), kernel, stride, pad, 1))
-    (height, kernel_h, stride_h, pad_h, _), (width, kernel_w, stride_w, pad_w, _) = sides
-    channels = draw(st.sampled_from([1, 3, 8, 17]))
-    sizes = (draw(st.integers(1, 3)), height, width, channels)
-    outs = (reference.output_size(*sides[0]), reference.output_size(*sides[1]), channels)
-    window = (kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w)
-    return Conv(*sizes, *outs, *window, 1, 1, 1)
-
-
-def images_of(pool: Conv, pairs: bool, seed: int) -> tuple[StoredCodes, Array]:
-    """Few levels, so that windows have ties."""
-    rng = np.random.default_rng(seed)
-    shape = (pool.images, pool.height, pool.width, pool.channels)
-    values = rng.integers(0, 4, shape) * (5 if pairs else 80)
-    return StoredCodes(packed(values, pairs), pairs, 0), values
-
-
-def errors_of(pool: Conv, seed: int) -> NDArray[np.uint16]:
-    shape = (pool.images, pool.out_height, pool.out_width, pool.channels)
-    return halved(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
-
-
-def each_window(pool: Conv) -> list[tuple[int, int, slice, slice]]:
-    """Output pixels in order with the rows and columns under their windows, in padded coordinates."""
-    return [
-        (
-            y,
-            x,
-            slice(y * pool.stride_h, y * pool.stride_h + pool.kernel_h),
-            slice(x * pool.stride_w, x * pool.stride_w + pool.kernel_w),
-        )
-        for y in range(pool.out_height)
-        for x in range(pool.out_width)
-    ]
-
-
-def cropped(pool: Conv, wide: Array) -> Array:
-    return wide[:, pool.pad_h :, pool.pad_w :][:, : pool.height, : pool.width]
-
-
-@per_isa
-@given(pools(), st.booleans(), seeds, threads)
-def test_max_pool_and_its_backward_pass(isa: str, pool: Conv, pairs: bool, seed: int, threads: int) -> None:
-    codes, values = images_of(pool, pairs, seed)
-    wide = reference.padded(pool, values, fill=-1)
-    expected = np.stack([window for _, _, window in reference.windows(pool, wide)]).max(axis=0)
-    out = np.full(StoredCodes.nbytes(pool.images, pool.outputs, pairs), 0xEE, np.uint8)
-    training.max_pool(pool, codes, threads, out)
-    np.testing.assert_array_equal(out, packed(expected, pairs))
-
-    error = errors_of(pool, seed)
-    sums = np.zeros(wide.shape, np.float32)
-    for y, x, rows, columns in each_window(pool):
-        under = wide[:, rows, columns].reshape(pool.images, -1, pool.channels)
-        first = under.argmax(axis=1)  # NumPy's too is the first of the greatest
-        picked = first[:, None] == np.arange(under.shape[1])[:, None]
-        spread = np.where(picked, widened(error)[:, y, x][:, None], np.float32(0))
-        sums[:, rows, columns] += spread.reshape(pool.images, pool.kernel_h, pool.kernel_w, pool.channels)
-    given_back = np.full(pool.images * pool.inputs, 77, np.uint16)
-    training.max_pool_backward(pool, codes, error, threads, given_back)
-    np.testing.assert_array_equal(given_back, halved(cropped(pool, sums)).reshape(-1))
-
-
-@per_isa
-@given(pools(), st.booleans(), st.sampled_from([(0, 0, 255), (128, -128, 127)]), scales, seeds, threads)
-def test_average_pool_and_its_backward_pass(
-    isa: str,
-    pool: Conv,
-    pairs: bool,
-    form: tuple[int, int, int],
-    multiplier: float,
-    seed: int,
-    threads: int,
-) -> None:
-    zero, low, high = (0, 0, 255) if pairs else form
-    codes, values = images_of(pool, pairs, seed)
-    codes = StoredCodes(codes.data, pairs, zero)
-    wide = reference.padded(pool, values.astype(np.int64) - zero)
-    sums = np.stack([window for _, _, window in reference.windows(pool, wide)]).sum(axis=0)
-    scaled = np.clip(sums.astype(np.float32) * np.float32(multiplier), low, high)
-    out = np.full(pool.images * pool.outputs, 0xEE, np.uint8)
-    training.average_pool(pool, codes, multiplier, low, high, threads, out)
-    np.testing.assert_array_equal(out, (np.rint(scaled).astype(np.int64) - low).reshape(-1))
-
-    error = errors_of(pool, seed)
-    shares = widened(error) * (np.float32(1) / np.float32(pool.kernel_h * pool.kernel_w))
-    spread = np.zeros(wide.shape, np.float32)
-    for y, x, rows, columns in each_window(pool):
-        spread[:, rows, columns] += shares[:, y, x][:, None, None]
-    given_back = np.full(pool.images * pool.inputs, 77, np.uint16)
-    training.average_pool_backward(pool, error, threads, given_back)
-    np.testing.assert_array_equal(given_back, halved(cropped(pool, spread)).reshape(-1))
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.floats(2**-12, 2**-4, width=32), seeds)

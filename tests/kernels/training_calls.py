@@ -177,24 +177,6 @@ def add_errors(other: Errors, error: Errors) -> None:
     bound.add_errors(other, error.size, error)()
 
 
-def max_pool(pool: Conv, codes: StoredCodes, threads: int, out: Bytes) -> None:
-    bound.max_pool(pool, codes, threads, out)()
-
-
-def max_pool_backward(pool: Conv, codes: StoredCodes, error: Errors, threads: int, out: Errors) -> None:
-    bound.max_pool_backward(pool, codes, error, threads, out)()
-
-
-def average_pool(
-    pool: Conv, codes: StoredCodes, multiplier: float, low: int, high: int, threads: int, out: Bytes
-) -> None:
-    bound.average_pool(pool, codes, multiplier, low, high, threads, out)()
-
-
-def average_pool_backward(pool: Conv, error: Errors, threads: int, out: Errors) -> None:
-    bound.average_pool_backward(pool, error, threads, out)()
-
-
 def softmax_loss(
     acc: Sums, samples: int, classes: int, scale: Floats, bias: Floats, labels: NDArray[np.int64]
 ) -> tuple[float, int, Floats]:

@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -21,11 +24,16 @@ from fedmpq.model.graph import (
     MaxPool,
     Mul,
     Node,
+    Op,
+    Pad,
     Quantize,
     Relu,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.integer_forward import logits, trace_values
 from fedmpq.model.integer_program import IntegerProgram, compile_program
+from fedmpq.model.pools import PoolOp
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from tests.functions import SLOW
 
@@ -114,22 +122,74 @@ def slow_conv(x: Integers, weight: Integers, op: Conv2d) -> Integers:
     return out
 
 
-def windows(x: Integers, op: MaxPool | AvgPool) -> list[list[list[list[int]]]]:
-    """The codes under each window, without the padding."""
-    (kh, kw), (sh, sw), (ph, pw) = op.kernel, op.stride, op.padding
-    height, width = output_size(x.shape[1], kh, sh, ph), output_size(x.shape[2], kw, sw, pw)
-    return [
-        [
-            [
-                channel[max(i * sh - ph, 0) : i * sh - ph + kh, max(j * sw - pw, 0) : j * sw - pw + kw]
-                .reshape(-1)
-                .tolist()
-                for j in range(width)
-            ]
-            for i in range(height)
-        ]
-        for channel in x
+def spans(size: int, kernel: int, stride: int, padding: int, ceil: bool) -> list[tuple[int, int]]:
+    """First element and one past the last of each of torch's windows along an axis, padding included."""
+    found, start = [], -padding
+    while start + kernel <= size + padding or (ceil and start < size):
+        found.append((start, min(start + kernel, size + padding)))
+        start += stride
+        if ceil and found[-1][1] == size + padding:
+            break
+    return found
+
+
+def pool_spans(x: Integers, op: PoolOp) -> tuple[list[tuple[int, int]], ...]:
+    if isinstance(op, GlobalAvgPool):
+        return [(0, x.shape[1])], [(0, x.shape[2])]
+    if isinstance(op, AdaptiveAvgPool):
+        sides = zip(x.shape[1:], op.size, strict=True)
+        return tuple([(i * n // m, ((i + 1) * n + m - 1) // m) for i in range(m)] for n, m in sides)
+    windows = zip(x.shape[1:], op.kernel, op.stride, op.padding, strict=True)
+    return tuple(spans(*each, op.ceil_mode) for each in windows)
+
+
+def windows(x: Integers, op: PoolOp) -> list[list[list[tuple[list[int], int]]]]:
+    """The codes under each window, without the padding, and what a mean divides by."""
+    rows, columns = pool_spans(x, op)
+    inside_only = isinstance(op, AvgPool) and op.exclude_padding
+    found: list[list[list[tuple[list[int], int]]]] = []
+    for channel in x:
+        found.append([])
+        for top, bottom in rows:
+            found[-1].append([])
+            for left, right in columns:
+                under = channel[max(top, 0) : bottom, max(left, 0) : right].reshape(-1).tolist()
+                size = len(under) if inside_only else (bottom - top) * (right - left)
+                found[-1][-1].append((under, size))
+    return found
+
+
+def joined(inputs: list[Codes]) -> Codes:
+    """All in 8 bits of the widest range."""
+    high = 127 if any(x.low < 0 for x in inputs) else 255
+    scale = F(max(F(x.scale * F(x.high)) for x in inputs) / F(high))
+    low = -127 if high == 127 else 0
+    codes = [
+        [clamped(F(int(code)) * F(x.scale / scale), low, high) for code in x.values.reshape(-1)]
+        for x in inputs
     ]
+    parts = [np.array(c, np.int64).reshape(x.values.shape) for c, x in zip(codes, inputs, strict=True)]
+    return Codes(np.concatenate(parts), scale, low, high)
+
+
+def moved(x: Integers, op: Op) -> Integers:
+    channels, height, width = x.shape
+    if isinstance(op, Slice):
+        return np.stack([x[c] for c in range(op.start, op.stop)])
+    if isinstance(op, ChannelShuffle):
+        run = channels // op.groups
+        return np.stack([x[group * run + place] for place in range(run) for group in range(op.groups)])
+    if isinstance(op, Pad):
+        out = np.zeros(
+            (channels, height + op.before[0] + op.after[0], width + op.before[1] + op.after[1]), np.int64
+        )
+        out[:, op.before[0] :, op.before[1] :][:, :height, :width] = x
+        return out
+    assert isinstance(op, Upsample)
+    out = np.zeros((channels, height * op.factor[0], width * op.factor[1]), np.int64)
+    for c, i, j in np.ndindex(out.shape):
+        out[c, i, j] = x[c, i // op.factor[0], j // op.factor[1]]
+    return out
 
 
 def integer_weight(layer: QuantizedLayer) -> tuple[Integers, list[np.float32]]:
@@ -182,20 +242,34 @@ def quantized(value: Value, op: Quantize, clip: np.float32) -> Codes:
     return Codes(out, s_y, low, high)
 
 
-def averaged(value: Codes, op: AvgPool | GlobalAvgPool) -> Codes:
+def averaged(value: Codes, op: AvgPool | GlobalAvgPool | AdaptiveAvgPool) -> Codes:
     """Sums over the window times `s / (s' * window)`, where `s' = s * high / high'` and codes have 8 bits."""
-    if isinstance(op, GlobalAvgPool):
-        size = (value.values.shape[1], value.values.shape[2])
-        op = AvgPool(size, (1, 1), (0, 0))
     high = 127 if value.low < 0 else 255
     low = -127 if value.low < 0 else 0
     scale = F(value.scale * F(value.high) / F(high))
-    multiplier = F(value.scale / (scale * F(op.kernel[0] * op.kernel[1])))
     pooled = [
-        [[clamped(F(sum(codes)) * multiplier, low, high) for codes in row] for row in channel]
+        [
+            [clamped(F(sum(codes)) * F(value.scale / (scale * F(size))), low, high) for codes, size in row]
+            for row in channel
+        ]
         for channel in windows(value.values, op)
     ]
     return Codes(np.array(pooled, np.int64), scale, low, high)
+
+
+def shaped(op: Op, inputs: list[Codes]) -> Codes:
+    """What pools, joins or moves codes."""
+    x = inputs[0]
+    if isinstance(op, Flatten):
+        return replace(x, values=x.values.reshape(-1))
+    if isinstance(op, MaxPool):
+        pooled = [[[max(c) for c, _ in row] for row in channel] for channel in windows(x.values, op)]
+        return replace(x, values=np.array(pooled, np.int64))
+    if isinstance(op, Concat):
+        return joined(inputs)
+    if isinstance(op, AvgPool | GlobalAvgPool | AdaptiveAvgPool):
+        return averaged(x, op)
+    return replace(x, values=moved(x.values, op))
 
 
 class Reference:
@@ -232,12 +306,7 @@ class Reference:
             reals = [SLOW[op.function](int(a) * float(x.scale), op.parameter) for a in x.values.reshape(-1)]
             bound = 1.0 if op.function in ("sigmoid", "hardsigmoid", "tanh") else 0.0
             return Function(np.array(reals).reshape(x.values.shape), bound)
-        if isinstance(op, Flatten):
-            return replace(x, values=x.values.reshape(-1))
-        if isinstance(op, MaxPool):
-            pooled = [[[max(codes) for codes in row] for row in channel] for channel in windows(x.values, op)]
-            return replace(x, values=np.array(pooled, np.int64))
-        return averaged(x, op)
+        return shaped(op, [each for each in inputs if isinstance(each, Codes)])
 
     def product(self, name: str, op: Conv2d | Linear, x: Codes) -> Sums:
         weight, scales = integer_weight(self.layers[name])
@@ -247,6 +316,10 @@ class Reference:
         return Sums(sums, x.scale, longest, scales, [F(b) for b in bias])
 
     def folded(self, name: str, op: BatchNorm, x: Value) -> Sums:
+        if isinstance(x, Codes):
+            # Each channel by itself, times 63, and a 63rd of the scale for that.
+            unit, none = F(F(2 / 63) / F(2)), [F(0)] * op.channels
+            x = Sums(63 * x.values, x.scale, 63 * 255, [unit] * op.channels, none)
         assert isinstance(x, Sums)
         gamma, beta, mean, var = (
             self.side[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
@@ -261,6 +334,8 @@ class Reference:
     def real(self, value: Value) -> NDArray[np.float32]:
         if isinstance(value, Real):
             return value.values
+        if isinstance(value, Codes):
+            return value.values.astype(F) * value.scale
         assert isinstance(value, Sums)
         out = []
         for acc, s_w, offset in zip(value.values.tolist(), value.scales, value.offsets, strict=True):

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -24,8 +27,11 @@ from fedmpq.model.graph import (
     Mul,
     Node,
     Op,
+    Pad,
     Quantize,
     Relu,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.ops import RULES, Size
 from fedmpq.model.pointwise import FUNCTIONS
@@ -78,9 +84,10 @@ class Builder:
             self.add(Relu(0.0))
 
     def head(self, *, mean: bool = True, bias: bool = True, hidden: int = 0) -> None:
-        if mean:
-            self.add(GlobalAvgPool())
-        self.add(Flatten())
+        if len(self.shape) > 1:
+            if mean:
+                self.add(GlobalAvgPool())
+            self.add(Flatten())
         if hidden:
             self.add(Linear(self.shape[0], hidden, bias))
             self.add(BatchNorm(hidden, 1e-3, 0.1))
@@ -257,6 +264,55 @@ def gated(net: Builder) -> None:
     net.add(Mul(), net.last, net.last)
 
 
+def pooled_to_the_end(net: Builder) -> None:
+    plain(net)
+    net.add(MaxPool((3, 2), (2, 3), (1, 0), ceil_mode=True))
+    net.add(AvgPool((3, 2), (2, 2), (1, 1), ceil_mode=True))
+    net.add(AvgPool((2, 2), (1, 1), (1, 1), exclude_padding=True))
+
+
+def pooled_unevenly(net: Builder) -> None:
+    net.conv(3)
+    net.add(AdaptiveAvgPool((5, 4)))
+    net.add(MaxPool((2, 2), (3, 3), (0, 0), ceil_mode=True))
+
+
+def joined(net: Builder) -> None:
+    """Codes without a sign, then with one, then codes that were joined before."""
+    plain(net)
+    left = net.last
+    net.conv(2)
+    right = net.last
+    net.last = left
+    net.conv(3)
+    net.add(Relu(6.0))
+    both = net.add(Concat(), left, net.last)
+    net.add(Concat(), both, right, left)
+    net.add(BatchNorm(net.shape[0], 1e-5, 0.1))
+    net.add(Relu(0.0))
+
+
+def norm_of_codes(net: Builder) -> None:
+    """Of the image, of a sum, and of features."""
+    net.add(BatchNorm(2, 1e-5, 0.1))
+    net.residual(relu=False)
+    net.add(BatchNorm(2, 1e-5, 0.1))
+    net.add(MaxPool((3, 3), (3, 3), (1, 1)))
+    net.add(Flatten())
+    net.add(BatchNorm(net.shape[0], 1e-3, 0.1))
+    net.add(Relu(0.0))
+
+
+def moved(net: Builder) -> None:
+    net.add(Pad((1, 0), (0, 2)))
+    net.conv(6)
+    net.add(Relu(0.0))
+    net.add(ChannelShuffle(3))
+    net.add(Slice(1, 5))
+    net.add(Upsample((2, 1)))
+    net.add(Pad((0, 1), (2, 1)))
+
+
 def relu_of_codes(net: Builder) -> None:
     net.conv(4)
     net.add(MaxPool((2, 2), (1, 1), (0, 0)))
@@ -274,6 +330,11 @@ KINDS: list[Callable[[Builder], None]] = [
     max_pooled,
     average_pooled,
     average_of_signed,
+    pooled_to_the_end,
+    pooled_unevenly,
+    joined,
+    norm_of_codes,
+    moved,
     relu_of_codes,
     functions,
     gated,

@@ -64,7 +64,7 @@ def test_an_average_keeps_the_range_in_finer_steps(clip: float, bits: int, signe
     finer = form.averaged()
     assert (finer.low, finer.high) == code_bounds(8, signed)
     assert float(finer.scale) * finer.high == pytest.approx(float(form.scale) * form.high, rel=1e-6)
-    multiplier = form.averaging(window)
+    multiplier = form.averaging(np.array(window))
     assert multiplier.dtype == np.float32
     for code in (form.low, 0, 1, form.high):
         mean = float(finer.scale) * float(multiplier) * (window * code)
@@ -74,6 +74,6 @@ def test_an_average_keeps_the_range_in_finer_steps(clip: float, bits: int, signe
 def test_averages_of_8_bit_codes_keep_their_scale() -> None:
     form = CodeFormat(np.float32(0.3), 0, 255)
     assert form.averaged() == form
-    assert form.averaging(1) == 1
+    assert form.averaging(np.array(1)) == 1
     # 15 codes of 17 steps each.
-    assert CodeFormat(np.float32(0.5), 0, 15).averaging(1) == 17
+    assert CodeFormat(np.float32(0.5), 0, 15).averaging(np.array(1)) == 17

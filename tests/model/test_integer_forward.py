@@ -121,7 +121,7 @@ def test_an_average_pool_is_torchs_default_here_and_in_training(op: AvgPool, sig
     """Padding counts: the divisor is the size of the window wherever it lies."""
     import torch
 
-    from fedmpq.training import torch_ops
+    from fedmpq.training import torch_ops, torch_shapes
 
     net = Builder()
     net.conv(4)
@@ -139,7 +139,7 @@ def test_an_average_pool_is_torchs_default_here_and_in_training(op: AvgPool, sig
     mean = torch.nn.functional.avg_pool2d(codes * float(program.formats[source].scale), *_sizes(op))
     step = float(program.formats[pool].scale)
     assert float((got * step - mean).abs().max()) <= 0.501 * step
-    trained, _ = torch_ops.average_pool(torch_ops.Value(codes, program.formats[source]), op)
+    trained, _ = torch_shapes.average_pool(torch_ops.Value(codes, program.formats[source]), op)
     assert trained.form == program.formats[pool]
     assert torch.equal(trained.tensor, got)
 

@@ -18,7 +18,6 @@ from fedmpq.model.graph import (
     Flatten,
     GlobalAvgPool,
     Graph,
-    GraphError,
     Input,
     Linear,
     MaxPool,
@@ -33,16 +32,14 @@ from fedmpq.model.integer_program import (
     Accumulate,
     AddCodes,
     Dequantize,
-    FlattenCodes,
-    PoolAverage,
-    ProgramError,
     QuantizeReal,
     Requantize,
-    check_state,
     compile_program,
 )
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.quantizers import place_quantizers
+from fedmpq.model.shape_steps import FlattenCodes, PoolAverage
+from fedmpq.model.state_checks import ProgramError, check_state
 
 IMAGE = Input(channels=2, height=6, width=6, scale=0.5, zero_point=100)
 CONV = Conv2d(2, 2, (3, 3), (1, 1), (1, 1), (1, 1), groups=1, bias=False)
@@ -347,6 +344,7 @@ def test_a_graph_that_makes_no_program_is_named(name: str) -> None:
         compile_program(graph, *state_of(graph))
 
 
-def test_a_norm_on_anything_but_a_layer_is_no_graph() -> None:
-    with pytest.raises(GraphError, match="'norm'"):
-        headed(("conv", CONV, INPUT), ("relu", Relu(0.0), "conv"), ("norm", NORM, "relu"))
+def test_a_norm_of_real_values_that_are_no_layers_is_refused() -> None:
+    graph = headed(("conv", CONV, INPUT), ("relu", Relu(0.0), "conv"), ("norm", NORM, "relu"))
+    with pytest.raises(ProgramError, match="BatchNorm 'norm' reads 'relu', which is neither"):
+        compile_program(graph, *state_of(graph))

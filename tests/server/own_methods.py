@@ -10,8 +10,8 @@ from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.recipe import Recipe
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.graph import Graph
-from fedmpq.model.integer_program import ProgramError
 from fedmpq.model.quantized import Weights
+from fedmpq.model.state_checks import ProgramError
 
 BAD = 666.0
 

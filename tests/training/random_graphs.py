@@ -25,9 +25,12 @@ from fedmpq import kernels
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -40,18 +43,22 @@ from fedmpq.model.graph import (
     Mul,
     Node,
     Op,
+    Pad,
     Relu,
     Shape,
     Size,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.integer_forward import logits
-from fedmpq.model.integer_program import ProgramError, compile_program
+from fedmpq.model.integer_program import compile_program
 from fedmpq.model.native_products import native_products
 from fedmpq.model.ops import RULES, check_elements
 from fedmpq.model.pointwise import FUNCTIONS
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.quantizers import place_quantizers
 from fedmpq.model.randomness import Draws
+from fedmpq.model.state_checks import ProgramError
 from fedmpq.training.engine import Batch, TrainingError
 from fedmpq.training.native_engine import NativeEngine
 from tests.training.small_graphs import random_batch, random_state
@@ -144,10 +151,48 @@ class RandomNet:
 
     def pool(self) -> None:
         _, *image = self.shapes[self.last]
+        if self.random.random() < 0.2:
+            self.add(AdaptiveAvgPool(self.size((1, 2, 3), max(image) + 3)))
+            return
         kernel = self.size((1, 2, 3), max(image))
         padding = self.random.randint(0, kernel[0] // 2), self.random.randint(0, kernel[1] // 2)
-        kind = self.random.choice((MaxPool, AvgPool))
-        self.add(kind(kernel, self.size((1, 2, 3), 65536), padding))
+        window = kernel, self.size((1, 2, 3), 65536), padding
+        ceil_mode, exclude = self.random.random() < 0.3, self.random.random() < 0.3
+        chosen = self.random.random() < 0.5
+        self.add(MaxPool(*window, ceil_mode) if chosen else AvgPool(*window, ceil_mode, exclude))
+
+    def joined(self) -> None:
+        """What is there, what a convolution makes of it, maybe more than once, and maybe normalized."""
+        source = self.last
+        parts = [source] * self.random.randint(1, 2)
+        for _ in range(self.random.randint(1, 2)):
+            channels = self.random.choice((1, 3, 8))
+            inputs = self.shapes[source][0]
+            self.add(Conv2d(inputs, channels, (1, 1), (1, 1), (0, 0), (1, 1), 1, bias=True), source)
+            self.relu()
+            parts.append(self.last)
+        self.random.shuffle(parts)
+        self.add(Concat(), *parts)
+        if self.random.random() < 0.6:
+            self.norm()
+
+    def norm(self) -> None:
+        """A BatchNorm of codes; of what a layer gives it would be folded into the layer."""
+        self.add(BatchNorm(self.shapes[self.last][0], 1e-5, 0.125))
+        self.relu()
+
+    def moved(self) -> None:
+        channels = self.shapes[self.last][0]
+        start = self.random.randrange(channels)
+        few = partial(self.random.randint, 0, 3)
+        divisors = [groups for groups in range(1, channels + 1) if channels % groups == 0]
+        rearrangements: tuple[Op, ...] = (
+            Slice(start, self.random.randint(start + 1, channels)),
+            ChannelShuffle(self.random.choice(divisors)),
+            Pad((few(), few()), (few(), few())),
+            Upsample((few() + 1, few() + 1)),
+        )
+        self.add(self.random.choice(rearrangements))
 
     def residual(self) -> None:
         source = self.last
@@ -189,7 +234,7 @@ def random_graph(seed: int) -> Graph:
         for number in range(net.random.randint(1, 6)):
             before = len(net.nodes), net.last
             # An average of the image itself is refused.
-            kinds = (net.conv, net.conv, net.pool, net.residual, net.gate)
+            kinds = (net.conv, net.conv, net.pool, net.residual, net.joined, net.moved, net.norm, net.gate)
             grow = net.random.choice(kinds) if number else net.conv
             try:
                 grow()

@@ -8,9 +8,12 @@ import numpy as np
 
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -22,9 +25,12 @@ from fedmpq.model.graph import (
     Mul,
     Node,
     Op,
+    Pad,
     Relu,
     Shape,
     Size,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.ops import RULES
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
@@ -144,6 +150,23 @@ def pools() -> Graph:
     return net.graph(x)
 
 
+def joins() -> Graph:
+    """Codes with and without a sign joined, joined again and normalized; parts taken, shuffled, padded and
+    repeated; windows that reach beyond the image or differ in size."""
+    net = Net(2, 9, 8)
+    x = net.conv(net.add(Pad((0, 1), (1, 0)), INPUT), 6)
+    y = net.conv(x, 5, norm=False, bias=True, relu=None)
+    x = net.relu(net.add(Concat(), x, y, x))
+    x = net.add(Concat(), net.conv(x, 5), net.add(Slice(3, 15), x))
+    x = net.relu(net.add(BatchNorm(17, 1e-5, 0.125), x))
+    x = net.add(ChannelShuffle(5), net.conv(x, 10))
+    y = net.add(Upsample((2, 3)), net.add(MaxPool((3, 3), (2, 3), (1, 0), ceil_mode=True), x))
+    x = net.add(Concat(), net.add(Slice(0, 4), y), net.add(Slice(4, 10), y))
+    x = net.add(AvgPool((3, 2), (2, 2), (1, 1), ceil_mode=True, exclude_padding=True), x)
+    x = net.conv(net.add(AdaptiveAvgPool((3, 2)), x), 7, (1, 1), padding=(0, 0))
+    return net.graph(x)
+
+
 def images() -> Graph:
     """The image read twice, once through a pool; 4-bit codes flattened."""
     net = Net(2, 8, 6)
@@ -165,7 +188,7 @@ def gates() -> Graph:
 
 
 GRAPHS: dict[str, Callable[[], Graph]] = {
-    make.__name__: make for make in (convolutions, bottlenecks, residuals, pools, images, gates)
+    make.__name__: make for make in (convolutions, bottlenecks, residuals, pools, joins, images, gates)
 }
 
 

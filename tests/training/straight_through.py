@@ -14,9 +14,12 @@ from torch.nn import functional
 
 from fedmpq.model.graph import (
     INPUT,
+    AdaptiveAvgPool,
     Add,
     AvgPool,
     BatchNorm,
+    ChannelShuffle,
+    Concat,
     Conv2d,
     Flatten,
     GlobalAvgPool,
@@ -28,8 +31,11 @@ from fedmpq.model.graph import (
     Mul,
     Node,
     Op,
+    Pad,
     Quantize,
     Relu,
+    Slice,
+    Upsample,
 )
 from fedmpq.model.pointwise import FUNCTIONS
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
@@ -89,12 +95,12 @@ class StraightThrough:
             return inputs[0] * inputs[1]
         if isinstance(op, Lookup):
             return TORCH[op.function](x, op.parameter)
+        if isinstance(op, Concat):
+            return self._concat(node, inputs)
         self.scales[node.name] = self.scales[node.inputs[0]]
-        if isinstance(op, MaxPool):
-            return functional.max_pool2d(x, op.kernel, op.stride, op.padding)
-        if isinstance(op, Flatten):
-            return torch.flatten(x, 1)
-        return self._average(node, op, x)
+        if isinstance(op, AvgPool | GlobalAvgPool | AdaptiveAvgPool):
+            return self._average(node, op, x)
+        return moved(x, op)
 
     def _product(self, name: str, op: Conv2d | Linear, x: Tensor) -> Tensor:
         weight, bias = self.weights[name], self.side[f"{name}.bias"] if op.bias else None
@@ -124,24 +130,73 @@ class StraightThrough:
             if distances.numel():
                 self.margin = min(self.margin, float(distances.min()))
 
-    def _average(self, node: Node, op: AvgPool | GlobalAvgPool, x: Tensor) -> Tensor:
-        kernel = op.kernel if isinstance(op, AvgPool) else tuple(x.shape[2:])
-        stride, padding = (op.stride, op.padding) if isinstance(op, AvgPool) else (kernel, (0, 0))
-        pooled = functional.avg_pool2d(x, kernel, stride, padding)
-        source = self.graph.by_name[node.inputs[0]]
-        while not isinstance(source.op, Quantize):
-            source = self.graph.by_name[source.inputs[0]]
-        signed = source.op.signed
-        high = 2 ** (source.op.bits - 1) - 1 if signed else 2**source.op.bits - 1
+    def _form(self, name: str) -> tuple[np.float32, np.float32, bool]:
+        """Scale, greatest code and sign of codes."""
+        node = self.graph.by_name[name]
+        scale, op = np.float32(self.scales[name]), node.op
+        if isinstance(op, Quantize):
+            top = 2 ** (op.bits - 1) - 1 if op.signed else 2**op.bits - 1
+            return scale, np.float32(top), op.signed
+        signed = any(self._form(source)[2] for source in node.inputs)
+        if isinstance(op, Concat | AvgPool | GlobalAvgPool | AdaptiveAvgPool):
+            return scale, np.float32(127 if signed else 255), signed
+        return scale, self._form(node.inputs[0])[1], signed
+
+    def _concat(self, node: Node, inputs: list[Tensor]) -> Tensor:
+        """The program's own float32 decides how codes are rounded to the widest range."""
+        forms = [self._form(name) for name in node.inputs]
+        wide = np.float32(127 if any(signed for _, _, signed in forms) else 255)
+        target = np.float32(max(scale * high for scale, high, _ in forms) / wide)
+        self.scales[node.name] = float(target)
+        parts = []
+        for x, (scale, _, _) in zip(inputs, forms, strict=True):
+            codes = torch.round(x.detach() / float(scale)).float()
+            again = torch.round(codes * float(np.float32(scale / target))) * float(target)
+            parts.append(x + (again - x).detach())
+        return torch.cat(parts, dim=1)
+
+    def _average(self, node: Node, op: AvgPool | GlobalAvgPool | AdaptiveAvgPool, x: Tensor) -> Tensor:
+        ones = torch.ones_like(x[:1, :1])
+        if isinstance(op, AvgPool):
+            window = op.kernel, op.stride, op.padding, op.ceil_mode
+            pooled = functional.avg_pool2d(x, *window, count_include_pad=not op.exclude_padding)
+            under = functional.avg_pool2d(ones, *window, divisor_override=1)
+            size = under / functional.avg_pool2d(ones, *window, count_include_pad=not op.exclude_padding)
+        else:
+            pooled = functional.adaptive_avg_pool2d(x, 1 if isinstance(op, GlobalAvgPool) else op.size)
+            rows, columns = (_sizes(n, m) for n, m in zip(x.shape[2:], pooled.shape[2:], strict=True))
+            size = rows[:, None] * columns
         # Averages often lie halfway between two 8-bit codes: there only the program's own float32 decides.
-        wide = np.float32(127 if signed else 255)
-        scale = np.float32(self.scales[node.inputs[0]])
-        target = np.float32(scale * np.float32(high) / wide)
-        window = np.float32(kernel[0] * kernel[1])
-        sums = torch.round(pooled.detach() / float(scale) * float(window)).float()
-        codes = torch.round(sums * float(np.float32(scale / (target * window))))
+        scale, high, signed = self._form(node.inputs[0])
+        target = np.float32(scale * high / np.float32(127 if signed else 255))
+        sums = torch.round(pooled.detach() / float(scale) * size).float()
+        multipliers = np.asarray(scale / (target * torch.round(size).float().numpy()), np.float32)
+        codes = torch.round(sums * torch.from_numpy(multipliers))
         self.scales[node.name] = float(target)
         return pooled + (codes * float(target) - pooled).detach()
+
+
+def _sizes(size: int, windows: int) -> Tensor:
+    """How many of `size` elements each window of an adaptive pool has."""
+    starts = [i * size // windows for i in range(windows)]
+    ends = [math.ceil((i + 1) * size / windows) for i in range(windows)]
+    return torch.tensor(ends, dtype=torch.float64) - torch.tensor(starts, dtype=torch.float64)
+
+
+def moved(x: Tensor, op: Op) -> Tensor:
+    """What hands codes on."""
+    if isinstance(op, MaxPool):
+        return functional.max_pool2d(x, op.kernel, op.stride, op.padding, ceil_mode=op.ceil_mode)
+    if isinstance(op, Flatten):
+        return torch.flatten(x, 1)
+    if isinstance(op, Slice):
+        return x[:, op.start : op.stop]
+    if isinstance(op, ChannelShuffle):
+        return functional.channel_shuffle(x, op.groups)
+    if isinstance(op, Pad):
+        return functional.pad(x, (op.before[1], op.after[1], op.before[0], op.after[0]))
+    assert isinstance(op, Upsample)
+    return x.repeat_interleave(op.factor[0], dim=2).repeat_interleave(op.factor[1], dim=3)
 
 
 def conv(
@@ -278,6 +333,39 @@ NETWORKS: dict[str, list[Link]] = {
     "relu of a function": chain(
         conv(4, 5, stride=(2, 2)), norm(5), Lookup("silu", 0.0), Relu(0.0), *HEAD, Linear(5, 3, True)
     ),
+    "pools of every window": chain(
+        conv(4, 5, padding=(1, 1)),
+        norm(5),
+        Relu(0.0),
+        MaxPool((3, 2), (2, 3), (1, 0), ceil_mode=True),
+        Upsample((2, 1)),
+        AvgPool((3, 2), (2, 2), (1, 1), ceil_mode=True),
+        AvgPool((2, 2), (1, 1), (1, 1), exclude_padding=True),
+        AdaptiveAvgPool((3, 2)),
+        Flatten(),
+        Linear(30, 3, True),
+    ),
+    "joined": [
+        ("p", Pad((1, 0), (0, 2)), (INPUT,)),
+        ("a", conv(4, 5, padding=(1, 1)), ("p",)),
+        ("an", norm(5), ("a",)),
+        ("ar", Relu(0.0), ("an",)),
+        ("b", conv(5, 4, 1, bias=True), ("ar",)),
+        ("j", Concat(), ("ar", "b", "ar")),
+        ("jn", norm(14), ("j",)),
+        ("jr", Relu(0.0), ("jn",)),
+        ("m", ChannelShuffle(7), ("jr",)),
+        ("s", Slice(2, 9), ("m",)),
+        ("c", conv(7, 6, padding=(0, 0)), ("s",)),
+        ("cn", norm(6), ("c",)),
+        ("cr", Relu(0.0), ("cn",)),
+        ("t", Slice(0, 5), ("cr",)),
+        ("k", Concat(), ("cr", "t")),
+        ("g", GlobalAvgPool(), ("k",)),
+        ("f", Flatten(), ("g",)),
+        ("out", Linear(11, 3, True), ("f",)),
+    ],
+    "codes at the end": chain(conv(4, 5), norm(5), Relu(0.0), conv(5, 3, 1, bias=True), Relu(0.0), *HEAD),
     "sum of logits": [
         ("f", Flatten(), (INPUT,)),
         ("p", Linear(168, 3, True), ("f",)),

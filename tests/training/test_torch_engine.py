@@ -16,9 +16,10 @@ from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model import integer_forward
 from fedmpq.model.activations import MIN_CLIP
 from fedmpq.model.graph import INPUT, Conv2d, Linear
-from fedmpq.model.integer_program import ProgramError, compile_program
+from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws, Purpose
+from fedmpq.model.state_checks import ProgramError
 from fedmpq.training import torch_ops
 from fedmpq.training.engine import EpochResult
 from fedmpq.training.local_round import batches

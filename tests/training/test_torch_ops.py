@@ -16,10 +16,11 @@ from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import (
     AvgPool,
     Conv2d,
+    GlobalAvgPool,
     Linear,
 )
 from fedmpq.model.integer_forward import numpy_products
-from fedmpq.training import torch_ops
+from fedmpq.training import torch_ops, torch_shapes
 from fedmpq.training.torch_ops import LayerWeight, Packed, Value
 from tests.training.straight_through import assert_close, conv
 from tests.training.torch_products import integer_products
@@ -145,9 +146,11 @@ def test_averages_equal_the_integer_program(low: int, high: int) -> None:
     for clip in (0.7, 1.0, 2.9, 6.0):
         form = CodeFormat(np.float32(np.float32(clip) / np.float32(high)), low, high)
         codes = random.integers(low, high + 1, (3, 4, 4, 6))
-        for op in (None, AvgPool((2, 2), (2, 2), (1, 0)), AvgPool((2, 3), (1, 2), (0, 1))):
-            value, _ = torch_ops.average_pool(Value(torch.from_numpy(codes).float(), form), op)
-            kernel, stride, (ph, pw) = (op.kernel, op.stride, op.padding) if op else ((4, 6), (1, 1), (0, 0))
+        for op in (GlobalAvgPool(), AvgPool((2, 2), (2, 2), (1, 0)), AvgPool((2, 3), (1, 2), (0, 1))):
+            value, _ = torch_shapes.average_pool(Value(torch.from_numpy(codes).float(), form), op)
+            kernel, stride, (ph, pw) = (4, 6), (1, 1), (0, 0)
+            if isinstance(op, AvgPool):
+                kernel, stride, (ph, pw) = op.kernel, op.stride, op.padding
             padded = np.pad(codes, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
             windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(2, 3))
             sums = windows[:, :, :: stride[0], :: stride[1]].sum(axis=(4, 5)).astype(np.float32)

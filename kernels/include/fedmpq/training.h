@@ -19,9 +19,8 @@
 extern "C" {
 #endif
 
-// A convolution, or a pool (channels == out_channels, dilation and groups 1). A linear layer is a convolution whose images,
-// kernel and outputs are one pixel each. No side is above 65536, no image, output or weight above 2^28 elements, no padded
-// image above 2^30 bytes.
+// A convolution. A linear layer is one whose images, kernel and outputs are one pixel each. No side is above 65536, no image,
+// output or weight above 2^28 elements, no padded image above 2^30 bytes.
 typedef struct {
   int32_t images, height, width, channels;
   int32_t out_height, out_width, out_channels;
@@ -41,6 +40,13 @@ typedef struct {
   int64_t pixels;
   int32_t channels;
 } FedmpqExtent;
+
+// A pool: window (y, x) covers rows rows[2y] to rows[2y + 1] - 1 and columns columns[2x] to columns[2x + 1] - 1, at least one
+// of each. Sides and elements are as few as a convolution's.
+typedef struct {
+  int32_t images, height, width, channels, out_height, out_width;
+  const int32_t *rows, *columns;
+} FedmpqPool;
 
 // From accumulators to codes, by channel: t = acc * scale + shift, code = clamp(rint(t), low, high).
 typedef struct {
@@ -142,17 +148,32 @@ FEDMPQ_API int32_t fedmpq_multiply_backward(const FedmpqCodes* left, const Fedmp
 FEDMPQ_API int32_t fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error);
 
 // The greatest code under each window, stored as the codes are.
-FEDMPQ_API int32_t fedmpq_max_pool(const FedmpqConv* pool, const FedmpqCodes* codes, int32_t threads, uint8_t* out);
+FEDMPQ_API int32_t fedmpq_max_pool(const FedmpqPool* pool, const FedmpqCodes* codes, int32_t threads, uint8_t* out);
 // The first of the greatest under a window takes the error.
-FEDMPQ_API int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const FedmpqCodes* codes, const uint16_t* error,
+FEDMPQ_API int32_t fedmpq_max_pool_backward(const FedmpqPool* pool, const FedmpqCodes* codes, const uint16_t* error,
                                             int32_t threads, uint16_t* out);
 
-// code = clamp(rint(sum of codes * multiplier), low, high), stored as bytes code - low; padding has code 0
-FEDMPQ_API int32_t fedmpq_average_pool(const FedmpqConv* pool, const FedmpqCodes* codes, float multiplier, float low,
+// code = clamp(rint(sum of codes * multiplier), low, high), stored as bytes code - low; a multiplier for each output pixel
+FEDMPQ_API int32_t fedmpq_average_pool(const FedmpqPool* pool, const FedmpqCodes* codes, const float* multipliers, float low,
                                        float high, int32_t threads, uint8_t* out);
-// Every element under a window takes an equal share of its error.
-FEDMPQ_API int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* error, int32_t threads,
-                                                uint16_t* out);
+// Every element under a window takes `share` of its error; a share for each output pixel.
+FEDMPQ_API int32_t fedmpq_average_pool_backward(const FedmpqPool* pool, const uint16_t* error, const float* shares,
+                                                int32_t threads, uint16_t* out);
+
+// code = clamp(rint(code * multiplier), low, high), stored as bytes code - low: the channels `start` and on of pixels that
+// have `channels` in all. The extent is that of what is joined.
+FEDMPQ_API int32_t fedmpq_join(const FedmpqCodes* codes, const FedmpqExtent* extent, float multiplier, float low, float high,
+                               int32_t start, int32_t channels, int32_t threads, uint8_t* out);
+// The errors of what was joined: channels `start` and on of the error, whose pixels have `channels`.
+FEDMPQ_API int32_t fedmpq_part_errors(const uint16_t* error, const FedmpqExtent* extent, int32_t start, int32_t channels,
+                                      int32_t threads, uint16_t* out);
+
+// Element i of an image's `outs` is element from[i] of its `count`, or code 0 where from[i] is -1; stored as the codes are.
+FEDMPQ_API int32_t fedmpq_rearrange(const FedmpqCodes* codes, int32_t images, int64_t count, const int32_t* from,
+                                    int64_t outs, int32_t threads, uint8_t* out);
+// Each element takes the sum of the errors of those that came from it.
+FEDMPQ_API int32_t fedmpq_rearrange_backward(const uint16_t* error, int32_t images, int64_t count, const int32_t* from,
+                                             int64_t outs, int32_t threads, uint16_t* out);
 
 // Logits acc * scale + bias: gradient = (softmax - one hot)/samples, *loss = mean cross-entropy, of at least one sample.
 // Returns how many are right, or a status.

@@ -69,6 +69,12 @@ struct Multiplication {
   float multiplier, low, high;
 };
 
+// code = clamp(rint(code * multiplier), low, high)
+struct Joining {
+  int zero;
+  float multiplier, low, high;
+};
+
 // A stochastic move of codes that share a rate; fedmpq_update_codes states the rules.
 struct Move {
   const float *direction, *uniforms;
@@ -119,6 +125,9 @@ struct Ops {
   // Codes of a sum; two bits at `shift` of each state are set to where it fell: 0 inside, 1 above, 2 below
   void (*add_codes)(const Addition& sum, int64_t count, const uint8_t* left, const uint8_t* right, int shift,
                     uint8_t* codes, uint8_t* states);
+  // Rows of codes with another scale, as bytes code - low
+  void (*join_codes)(const Joining& joining, int64_t rows, int64_t count, const uint8_t* from, uint8_t* out,
+                     int64_t stride);
   // Zeroes errors that fell outside and adds them to above[i % 16] or below[i % 16]
   void (*pass_error)(const uint8_t* states, int64_t count, int shift, uint16_t* error, float* above, float* below);
   // out = table[code], of 256 entries

@@ -41,8 +41,8 @@ void tile(const Tile& t) {
 
 const Ops ops_scalar{
     "scalar", false, tile, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
-    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, pass_error, lookup, lookup_error, multiply,
-    multiply_error, decay, push_momentum,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
+    multiply, multiply_error, decay, push_momentum,
     move_paper, move_carried};
 
 }  // namespace fedmpq

@@ -1,4 +1,4 @@
-// Additions, pools and the loss: small beside the products, so written once, in plain C++.
+// Additions and the loss: small beside the products, so written once, in plain C++.
 //
 // What quantization did to a sum is kept for the backward pass in two bits: 0 inside the range, 1 above, 2 below. Element i
 // of an image's n has bits 2 (i / q) and up of byte i % q, q = ceil(n/4): neighbours lie in neighbouring bytes.
@@ -9,36 +9,11 @@
 #include "bounds.h"
 #include "fedmpq/training.h"
 #include "ops.h"
+#include "scalars.h"
 #include "threads.h"
 
 namespace fedmpq {
 namespace {
-
-const uint8_t* as_bytes(const FedmpqCodes& codes, int image, int64_t count, uint8_t* scratch) {
-  if (codes.pairs == 0) return codes.data + image * count;
-  ops().unpack(codes.data + image * ((count + 1) / 2), count, scratch);
-  return scratch;
-}
-
-float clamped(float value, float low, float high) {
-  const float raised = value < low ? low : value;
-  return raised > high ? high : raised;
-}
-
-float rounded(float value) { return (value + 12582912.0f) - 12582912.0f; }
-
-float widened(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-uint16_t halved(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
 
 // Sums of errors that were clipped, in lanes: the order of additions is the same everywhere.
 struct Clipped {
@@ -153,145 +128,6 @@ int32_t fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error)
   if (count < 0 || !given(other, error)) return not_valid;
   for (int64_t i = 0; i < count; ++i) error[i] = halved(widened(error[i]) + widened(other[i]));
   return 0;
-}
-
-int32_t fedmpq_max_pool(const FedmpqConv* pool, const FedmpqCodes* codes, int32_t threads, uint8_t* out) {
-  if (!is_pool(pool) || !is_valid(codes) || !given(out)) return not_valid;
-  const FedmpqConv& p = *pool;
-  const bool pairs = codes->pairs != 0;
-  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
-  std::atomic<bool> enough{true};
-  parallel(p.images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count + outs)));
-    if (scratch == nullptr) {
-      enough = false;
-      return;
-    }
-    const uint8_t* from = as_bytes(*codes, image, count, scratch);
-    uint8_t* to = pairs ? scratch + count : out + image * outs;
-    std::memset(to, 0, static_cast<size_t>(outs));  // the least stored code
-    for (int y = 0; y < p.out_height; ++y)
-      for (int x = 0; x < p.out_width; ++x)
-        for (int r = 0; r < p.kernel_h; ++r)
-          for (int s = 0; s < p.kernel_w; ++s) {
-            const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
-            if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
-            const uint8_t* pixel = from + (int64_t{fy} * p.width + fx) * p.channels;
-            uint8_t* best = to + (int64_t{y} * p.out_width + x) * p.channels;
-            for (int c = 0; c < p.channels; ++c) best[c] = pixel[c] > best[c] ? pixel[c] : best[c];
-          }
-    if (pairs) ops().pack(to, outs, out + image * ((outs + 1) / 2));
-    std::free(scratch);
-  });
-  return enough ? 0 : no_memory;
-}
-
-int32_t fedmpq_max_pool_backward(const FedmpqConv* pool, const FedmpqCodes* codes, const uint16_t* error, int32_t threads,
-                                 uint16_t* out) {
-  if (!is_pool(pool) || !is_valid(codes) || !given(error, out)) return not_valid;
-  const FedmpqConv& p = *pool;
-  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
-  std::atomic<bool> enough{true};
-  parallel(p.images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
-    auto* sums = static_cast<float*>(std::calloc(static_cast<size_t>(count), sizeof(float)));
-    if (scratch == nullptr || sums == nullptr) {
-      enough = false;
-      std::free(scratch);
-      std::free(sums);
-      return;
-    }
-    const uint8_t* from = as_bytes(*codes, image, count, scratch);
-    const uint16_t* own = error + image * outs;
-    for (int y = 0; y < p.out_height; ++y)
-      for (int x = 0; x < p.out_width; ++x)
-        for (int c = 0; c < p.channels; ++c) {
-          int best = -1;
-          int64_t where = 0;
-          for (int r = 0; r < p.kernel_h; ++r)  // the first of the greatest takes the error
-            for (int s = 0; s < p.kernel_w; ++s) {
-              const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
-              if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
-              const int64_t at = (int64_t{fy} * p.width + fx) * p.channels + c;
-              if (from[at] > best) best = from[at], where = at;
-            }
-          sums[where] += widened(own[(int64_t{y} * p.out_width + x) * p.channels + c]);
-        }
-    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
-    std::free(scratch);
-    std::free(sums);
-  });
-  return enough ? 0 : no_memory;
-}
-
-int32_t fedmpq_average_pool(const FedmpqConv* pool, const FedmpqCodes* codes, float multiplier, float low, float high,
-                            int32_t threads, uint8_t* out) {
-  if (!is_pool(pool) || !is_valid(codes) || !given(out)) return not_valid;
-  if (!is_range(low, high, false)) return not_valid;
-  const FedmpqConv& p = *pool;
-  // A window that is larger than the image covers no more than the image.
-  const int64_t rows = p.kernel_h < p.height ? p.kernel_h : p.height, columns = p.kernel_w < p.width ? p.kernel_w : p.width;
-  if (!sums_fit(rows * columns, greatest_code(*codes), 1)) return sums_too_large;
-  const int zero = codes->zero;
-  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
-  std::atomic<bool> enough{true};
-  parallel(p.images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
-    auto* sums = static_cast<int32_t*>(std::malloc(static_cast<size_t>(p.channels) * sizeof(int32_t)));
-    if (scratch == nullptr || sums == nullptr) {
-      enough = false;
-      std::free(scratch);
-      std::free(sums);
-      return;
-    }
-    const uint8_t* from = as_bytes(*codes, image, count, scratch);
-    for (int y = 0; y < p.out_height; ++y)
-      for (int x = 0; x < p.out_width; ++x) {
-        std::memset(sums, 0, static_cast<size_t>(p.channels) * sizeof(int32_t));
-        for (int r = 0; r < p.kernel_h; ++r)
-          for (int s = 0; s < p.kernel_w; ++s) {
-            const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
-            if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
-            const uint8_t* pixel = from + (int64_t{fy} * p.width + fx) * p.channels;
-            for (int c = 0; c < p.channels; ++c) sums[c] += pixel[c] - zero;
-          }
-        uint8_t* to = out + image * outs + (int64_t{y} * p.out_width + x) * p.channels;
-        for (int c = 0; c < p.channels; ++c)
-          to[c] = static_cast<uint8_t>(
-              static_cast<int32_t>(rounded(clamped(static_cast<float>(sums[c]) * multiplier, low, high)) - low));
-      }
-    std::free(scratch);
-    std::free(sums);
-  });
-  return enough ? 0 : no_memory;
-}
-
-int32_t fedmpq_average_pool_backward(const FedmpqConv* pool, const uint16_t* error, int32_t threads, uint16_t* out) {
-  if (!is_pool(pool) || !given(error, out)) return not_valid;
-  const FedmpqConv& p = *pool;
-  const int64_t count = int64_t{p.height} * p.width * p.channels, outs = int64_t{p.out_height} * p.out_width * p.channels;
-  const float share = 1.0f / static_cast<float>(p.kernel_h * p.kernel_w);
-  std::atomic<bool> enough{true};
-  parallel(p.images, threads, [&](int image, int) {
-    auto* sums = static_cast<float*>(std::calloc(static_cast<size_t>(count), sizeof(float)));
-    if (sums == nullptr) {
-      enough = false;
-      return;
-    }
-    for (int y = 0; y < p.out_height; ++y)
-      for (int x = 0; x < p.out_width; ++x)
-        for (int r = 0; r < p.kernel_h; ++r)
-          for (int s = 0; s < p.kernel_w; ++s) {
-            const int fy = y * p.stride_h + r - p.pad_h, fx = x * p.stride_w + s - p.pad_w;
-            if (fy < 0 || fx < 0 || fy >= p.height || fx >= p.width) continue;
-            float* to = sums + (int64_t{fy} * p.width + fx) * p.channels;
-            const uint16_t* own = error + image * outs + (int64_t{y} * p.out_width + x) * p.channels;
-            for (int c = 0; c < p.channels; ++c) to[c] += widened(own[c]) * share;
-          }
-    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
-    std::free(sums);
-  });
-  return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale, const float* bias,

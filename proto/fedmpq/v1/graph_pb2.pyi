@@ -36,7 +36,7 @@ class Input(_message.Message):
     def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., scale: _Optional[float] = ..., zero_point: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "inputs", "conv2d", "linear", "batch_norm", "relu", "quantize", "add", "max_pool", "avg_pool", "global_avg_pool", "flatten", "lookup", "mul", "frozen")
+    __slots__ = ("name", "inputs", "conv2d", "linear", "batch_norm", "relu", "quantize", "add", "max_pool", "avg_pool", "global_avg_pool", "flatten", "lookup", "mul", "concat", "adaptive_avg_pool", "slice", "channel_shuffle", "pad", "upsample", "frozen")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     CONV2D_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,12 @@ class Node(_message.Message):
     FLATTEN_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     MUL_FIELD_NUMBER: _ClassVar[int]
+    CONCAT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_AVG_POOL_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    UPSAMPLE_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     inputs: _containers.RepeatedScalarFieldContainer[str]
@@ -66,8 +72,14 @@ class Node(_message.Message):
     flatten: Flatten
     lookup: Lookup
     mul: Mul
+    concat: Concat
+    adaptive_avg_pool: AdaptiveAvgPool
+    slice: Slice
+    channel_shuffle: ChannelShuffle
+    pad: Pad
+    upsample: Upsample
     frozen: bool
-    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., conv2d: _Optional[_Union[Conv2d, _Mapping]] = ..., linear: _Optional[_Union[Linear, _Mapping]] = ..., batch_norm: _Optional[_Union[BatchNorm, _Mapping]] = ..., relu: _Optional[_Union[Relu, _Mapping]] = ..., quantize: _Optional[_Union[Quantize, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., max_pool: _Optional[_Union[MaxPool, _Mapping]] = ..., avg_pool: _Optional[_Union[AvgPool, _Mapping]] = ..., global_avg_pool: _Optional[_Union[GlobalAvgPool, _Mapping]] = ..., flatten: _Optional[_Union[Flatten, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., mul: _Optional[_Union[Mul, _Mapping]] = ..., frozen: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., conv2d: _Optional[_Union[Conv2d, _Mapping]] = ..., linear: _Optional[_Union[Linear, _Mapping]] = ..., batch_norm: _Optional[_Union[BatchNorm, _Mapping]] = ..., relu: _Optional[_Union[Relu, _Mapping]] = ..., quantize: _Optional[_Union[Quantize, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., max_pool: _Optional[_Union[MaxPool, _Mapping]] = ..., avg_pool: _Optional[_Union[AvgPool, _Mapping]] = ..., global_avg_pool: _Optional[_Union[GlobalAvgPool, _Mapping]] = ..., flatten: _Optional[_Union[Flatten, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., mul: _Optional[_Union[Mul, _Mapping]] = ..., concat: _Optional[_Union[Concat, _Mapping]] = ..., adaptive_avg_pool: _Optional[_Union[AdaptiveAvgPool, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., channel_shuffle: _Optional[_Union[ChannelShuffle, _Mapping]] = ..., pad: _Optional[_Union[Pad, _Mapping]] = ..., upsample: _Optional[_Union[Upsample, _Mapping]] = ..., frozen: bool = ...) -> None: ...
 
 class Size(_message.Message):
     __slots__ = ("height", "width")
@@ -135,29 +147,45 @@ class Add(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Concat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class MaxPool(_message.Message):
-    __slots__ = ("kernel", "stride", "padding")
+    __slots__ = ("kernel", "stride", "padding", "ceil_mode")
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     STRIDE_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
+    CEIL_MODE_FIELD_NUMBER: _ClassVar[int]
     kernel: Size
     stride: Size
     padding: Size
-    def __init__(self, kernel: _Optional[_Union[Size, _Mapping]] = ..., stride: _Optional[_Union[Size, _Mapping]] = ..., padding: _Optional[_Union[Size, _Mapping]] = ...) -> None: ...
+    ceil_mode: bool
+    def __init__(self, kernel: _Optional[_Union[Size, _Mapping]] = ..., stride: _Optional[_Union[Size, _Mapping]] = ..., padding: _Optional[_Union[Size, _Mapping]] = ..., ceil_mode: bool = ...) -> None: ...
 
 class AvgPool(_message.Message):
-    __slots__ = ("kernel", "stride", "padding")
+    __slots__ = ("kernel", "stride", "padding", "ceil_mode", "exclude_padding")
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     STRIDE_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
+    CEIL_MODE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_PADDING_FIELD_NUMBER: _ClassVar[int]
     kernel: Size
     stride: Size
     padding: Size
-    def __init__(self, kernel: _Optional[_Union[Size, _Mapping]] = ..., stride: _Optional[_Union[Size, _Mapping]] = ..., padding: _Optional[_Union[Size, _Mapping]] = ...) -> None: ...
+    ceil_mode: bool
+    exclude_padding: bool
+    def __init__(self, kernel: _Optional[_Union[Size, _Mapping]] = ..., stride: _Optional[_Union[Size, _Mapping]] = ..., padding: _Optional[_Union[Size, _Mapping]] = ..., ceil_mode: bool = ..., exclude_padding: bool = ...) -> None: ...
 
 class GlobalAvgPool(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AdaptiveAvgPool(_message.Message):
+    __slots__ = ("size",)
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    size: Size
+    def __init__(self, size: _Optional[_Union[Size, _Mapping]] = ...) -> None: ...
 
 class Flatten(_message.Message):
     __slots__ = ()
@@ -174,3 +202,31 @@ class Lookup(_message.Message):
 class Mul(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Slice(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class ChannelShuffle(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: int
+    def __init__(self, groups: _Optional[int] = ...) -> None: ...
+
+class Pad(_message.Message):
+    __slots__ = ("before", "after")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    before: Size
+    after: Size
+    def __init__(self, before: _Optional[_Union[Size, _Mapping]] = ..., after: _Optional[_Union[Size, _Mapping]] = ...) -> None: ...
+
+class Upsample(_message.Message):
+    __slots__ = ("factor",)
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    factor: Size
+    def __init__(self, factor: _Optional[_Union[Size, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,177 @@
+"""BatchNorms of codes in training: the map of an identity layer's accumulators, forward and backward.
+
+The layer (`model.quantized.identity_layer`) has weight 63 for every channel and is never trained, so errors
+pass through it as they are, without being rounded to 8 bits for a product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.kernels import bound
+from fedmpq.kernels.call import Call
+from fedmpq.kernels.prototypes import FedmpqExtent
+from fedmpq.kernels.tensors import Conv
+from fedmpq.model.activations import code_bounds
+from fedmpq.model.quantized import identity_layer
+from fedmpq.training.arena import StepBuffer
+from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.native_plan import NormUnit
+from fedmpq.training.normalization import BoundNormMap
+from fedmpq.training.side_tensors import NotFinite, all_finite
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class NormForward:
+    """A BatchNorm whose forward calls are bound."""
+
+    unit: NormUnit
+    source: Tensor
+    target: Tensor
+    conv: Conv
+    weights: NDArray[np.int8]
+    multiply: Call
+    map: BoundNormMap
+    requantize: Call
+
+    @classmethod
+    def bind(cls, unit: NormUnit, binding: Binding) -> NormForward:
+        source = binding.tensors[unit.source]
+        channels = source.shape[0]
+        conv = Conv.over(source.images, source.shape, out_channels=channels, groups=channels)
+        quantizer = unit.quantizer.op
+        target = binding.new_tensor(
+            source.images, source.shape, *code_bounds(quantizer.bits, quantizer.signed)
+        )
+        binding.tensors[unit.output] = target
+        binding.sparing.add(unit.output)
+        layer = identity_layer(channels)
+        weights = layer.integer_weights().reshape(-1)
+        scale = np.full(channels, layer.integer_scale(), np.float32)
+        acc = binding.layout.buffer(conv.images * conv.outputs, np.int32)
+        sums, threads = binding.scratch.sums, binding.threads
+        multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, threads, acc, sums))
+        ones = np.ones(channels, np.float32)
+        norm_map = BoundNormMap(conv, scale, None, target, binding, unit.norm, ones)
+        requantize = binding.bind(
+            bound.requantize(acc, _extent(conv), norm_map.rescale, target.pairs, threads, target.buffer)
+        )
+        return cls(unit, source, target, conv, weights, multiply, norm_map, requantize)
+
+    def bind_backward(self, binding: Binding) -> BoundNorm:
+        conv, layout, threads, maps = self.conv, binding.layout, binding.threads, self.map
+        error = binding.errors.pop(self.unit.output)
+        shared = any(other is error for other in binding.errors.values())
+        acc = layout.buffer(conv.images * conv.outputs, np.int32)
+        sum_up = binding.bind(
+            bound.conv_backward_sums(
+                conv,
+                self.source.codes,
+                self.weights,
+                error,
+                maps.rescale,
+                maps.normalize,
+                threads,
+                acc,
+                binding.scratch.sums,
+            )
+        )
+        means = layout.buffer(2 * conv.out_channels, np.float32)
+        mean_g, mean_gx = means.split(2)
+        greatest = layout.buffer(conv.images, np.float32)
+        turned = layout.buffer(error.count, np.uint16) if shared else error
+        layout.use(binding.scratch.sums, binding.scratch.work, means)
+        turn = binding.bind(
+            bound.backward_error(
+                acc,
+                error,
+                _extent(conv),
+                maps.rescale,
+                maps.normalize,
+                maps.gain,
+                mean_g,
+                mean_gx,
+                threads,
+                turned,
+                greatest,
+            )
+        )
+        added = binding.deliver(self.unit.source, turned)
+        names = (f"{self.unit.norm.name}.{part}" for part in ("bias", "weight"))
+        learnt = tuple(binding.side.gradients[binding.side.places[name]] for name in names)
+        clip = binding.side.clip_gradient(self.unit.quantizer)
+        return BoundNorm(self, NormBackward(sum_up, means, turn, added, clip, learnt))
+
+
+@dataclass(frozen=True)
+class NormBackward:
+    """The backward calls of a BatchNorm, bound."""
+
+    sum_up: Call
+    means: StepBuffer
+    """Means of the errors and of the errors times the normalized values, by channel."""
+    turn: Call
+    """Errors of the codes to errors of what was normalized."""
+    add_errors: Call | None
+    clip: Vector
+    """The gradient of the quantizer's clip, one element."""
+    learnt: tuple[Vector, ...]
+    """Gradients of beta and gamma."""
+
+
+@dataclass(frozen=True)
+class BoundNorm:
+    """A BatchNorm bound both ways."""
+
+    forward: NormForward
+    backward: NormBackward
+
+    def settle(self, scratch: Scratch) -> Norm:
+        return Norm(self.forward, self.backward, scratch)
+
+
+class Norm:
+    """A BatchNorm of codes with its rounding, ready to run."""
+
+    def __init__(self, forward: NormForward, backward: NormBackward, scratch: Scratch) -> None:
+        self.bound, self._back = forward, backward
+        channels = forward.conv.out_channels
+        self._map = forward.map.settle(scratch)
+        self._rows = scratch.sum_rows(channels)
+        self._pair = scratch.work_rows(channels)[:2]
+        self._means = backward.means.array.reshape(2, channels)
+        self._count = forward.conv.images * forward.conv.pixels
+
+    def forward(self) -> None:
+        this = self.bound
+        this.multiply()
+        self._map.compute(this.source.scale, this.target.scale)
+        if not all_finite(self._map.t):
+            raise NotFinite(f"the scale of {this.unit.norm.name!r} is not finite")
+        this.requantize()
+
+    def backward(self) -> None:
+        this = self._back
+        this.sum_up()
+        if not all_finite(self._rows.reshape(-1)):
+            raise NotFinite(f"the error of {self.bound.unit.norm.name!r} is not finite")
+        above, below = self._rows[2:]
+        clip = math.fsum(above.tolist())
+        this.clip[0] = clip - math.fsum(below.tolist()) if self.bound.unit.quantizer.op.signed else clip
+        for gradient, row in zip(this.learnt, self._rows, strict=False):
+            gradient[...] = row
+        np.divide(self._rows[:2], self._count, self._pair)
+        self._means[...] = self._pair
+        this.turn()
+        if this.add_errors is not None:
+            this.add_errors()
+
+
+def _extent(conv: Conv) -> FedmpqExtent:
+    return FedmpqExtent(conv.images, conv.pixels, conv.out_channels)
