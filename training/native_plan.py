@@ -138,11 +138,10 @@ class LookupUnit:
 
 
 @dataclass(frozen=True)
-class PoolUnit:
-    """A pool: codes to codes."""
+class NodeUnit:
+    """A node by itself: codes to codes, with nothing rounded anew behind it."""
 
     node: Node
-    op: PoolOp
 
     @property
     def output(self) -> str:
@@ -155,6 +154,13 @@ class PoolUnit:
     @property
     def sources(self) -> tuple[str, ...]:
         return self.node.inputs
+
+
+@dataclass(frozen=True)
+class PoolUnit(NodeUnit):
+    """A pool."""
+
+    op: PoolOp
 
     @property
     def takes_greatest(self) -> bool:
@@ -163,57 +169,20 @@ class PoolUnit:
 
 
 @dataclass(frozen=True)
-class FlattenUnit:
+class FlattenUnit(NodeUnit):
     """Codes in a new order."""
 
-    node: Node
-
-    @property
-    def output(self) -> str:
-        return self.node.name
-
-    @property
-    def source(self) -> str:
-        return self.node.inputs[0]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return self.node.inputs
-
 
 @dataclass(frozen=True)
-class ConcatUnit:
+class ConcatUnit(NodeUnit):
     """Codes of several values, joined."""
 
-    node: Node
-
-    @property
-    def output(self) -> str:
-        return self.node.name
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return self.node.inputs
-
 
 @dataclass(frozen=True)
-class RearrangeUnit:
+class RearrangeUnit(NodeUnit):
     """Codes in other places, or several."""
 
-    node: Node
     op: Rearrangement
-
-    @property
-    def output(self) -> str:
-        return self.node.name
-
-    @property
-    def source(self) -> str:
-        return self.node.inputs[0]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return self.node.inputs
 
 
 @dataclass(frozen=True)
