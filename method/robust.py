@@ -77,9 +77,13 @@ class Changes:
     def layers(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """One layer after the other: its name, and all clients' changes as rows."""
         for names in self._groups():
-            held = list(self.read(names))
-            for name in names:
-                yield name, np.stack([each[name].ravel() for each in held])
+            rows = {
+                name: np.empty((self.clients, math.prod(self.shapes[name])), np.float32) for name in names
+            }
+            for client, tensors in enumerate(self.read(names)):
+                for name in names:
+                    rows[name][client] = tensors[name].ravel()
+            yield from rows.items()
 
     def _groups(self) -> Iterator[tuple[str, ...]]:
         group: list[str] = []
