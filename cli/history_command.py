@@ -13,17 +13,12 @@ from typing import TextIO
 from rich.table import Table
 
 from fedmpq.method.history import History, Outcome
-from fedmpq.server.blobs import open_blobs
-from fedmpq.server.own_blobs import place_of_blobs
-from fedmpq.server.run_history import run_history
 from fedmpq.server.state_folder import StateFolder, add_state_argument
 from fedmpq.server.status_report import bytes_text, console, plain
-from fedmpq.server.store.sql import open_store
-from fedmpq.server.stored_run import find_run
+from fedmpq.server.stored_run import read_graph, read_history
 from fedmpq.system.durable_files import write_durably
 
 FORMATS = ("table", "clients", "csv", "jsonl", "png")
-_LOG = "rounds.jsonl"
 _MARKS: dict[Outcome, str] = {"trained": "T", "late": "L", "rejected": "R", "declined": "D"}
 
 
@@ -82,13 +77,15 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _told(run: str | None, state: Path) -> Told:
+    from fedmpq.lab.round_log import LOG_NAME
+
     folder = None if run is None else Path(run).expanduser()
     if folder is not None and folder.is_dir():
         if StateFolder(folder).exists:
             return _of_server(StateFolder(folder), None)
-        if (folder / _LOG).is_file():
+        if (folder / LOG_NAME).is_file():
             return _of_simulation(folder)
-        raise HistoryError(f"{folder} is no server's folder, and no simulation's: it has no {_LOG}")
+        raise HistoryError(f"{folder} is no server's folder, and no simulation's: it has no {LOG_NAME}")
     return _of_server(StateFolder(state), run)
 
 
@@ -105,21 +102,8 @@ def _of_simulation(folder: Path) -> Told:
 
 
 def _of_server(state: StateFolder, name: str | None) -> Told:
-    from fedmpq.model.graph import Graph
-
-    state.require()
-    store = open_store(state.database_url())
-    try:
-        run = find_run(store, state.path, name)
-        history, place = run_history(store, run), place_of_blobs(store, None, state.blobs)
-    finally:
-        store.close()
-
-    def layer_names() -> list[str]:
-        graph = Graph.from_bytes(open_blobs(place, make=False).read(run.graph))
-        return [node.name for node in graph.layers]
-
-    return Told(run.name, history, layer_names)
+    run, history = read_history(state, name)
+    return Told(run.name, history, lambda: [node.name for node in read_graph(state, run).layers])
 
 
 def _write(told: Told, form: str, file: TextIO) -> None:

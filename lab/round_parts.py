@@ -18,12 +18,12 @@ def part_of(graph: Graph, sent: Assignment | FloatAssignment, returned: Update |
         client_name(returned.client),
         "trained",
         bit_widths=tuple(layer.bits for layer in layers),
-        bytes_up=payload_bytes(graph, returned),
-        bytes_down=payload_bytes(graph, sent),
+        bytes_up=counted_bytes(graph, returned),
+        bytes_down=counted_bytes(graph, sent),
     )
 
 
-def payload_bytes(
+def counted_bytes(
     graph: Graph, message: Assignment | Update | Calibration | FloatAssignment | FloatUpdate
 ) -> int:
     """Full precision never crosses a real network here; its numbers count as they are."""

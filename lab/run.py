@@ -138,7 +138,7 @@ def _of_simulation(path: Path, own: MakesMethod | None) -> Run:
 
 
 def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
-    from fedmpq.server.stored_run import read_stored_run
+    from fedmpq.server.stored_run import read_history, read_stored_run
 
     stored = read_stored_run(state, name, blobs)
     return Run(
@@ -148,7 +148,7 @@ def _of_server(state: StateFolder, name: str | None, blobs: str | None) -> Run:
         model=stored.model,
         class_names=stored.run.class_names,
         client_names=stored.client_names,
-        read_history=lambda: stored.history,
+        read_history=lambda: read_history(state, stored.run.run_id)[1],
         method=stored.method,
         test_data=stored.load_test_data,
         test_source=str(stored.config.test_data),

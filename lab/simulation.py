@@ -26,7 +26,7 @@ from fedmpq.lab.first_model import make_graph, seeded_module
 from fedmpq.lab.partition import dirichlet_partition
 from fedmpq.lab.probes import Probe, probes_of
 from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log
-from fedmpq.lab.round_parts import part_of, payload_bytes
+from fedmpq.lab.round_parts import counted_bytes, part_of
 from fedmpq.lab.workers import Returned, Sent, WorkerPool
 from fedmpq.method.protocol import Method
 from fedmpq.method.quantized_method import select_clients
@@ -296,8 +296,8 @@ def _calibrate(
     found = pool.calibrate(assignments)
     return Measured(
         method.calibrated(model, found),
-        bytes_up=sum(payload_bytes(method.graph, one) for one in found),
-        bytes_down=sum(payload_bytes(method.graph, assignment) for assignment in assignments),
+        bytes_up=sum(counted_bytes(method.graph, one) for one in found),
+        bytes_down=sum(counted_bytes(method.graph, assignment) for assignment in assignments),
     )
 
 

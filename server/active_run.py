@@ -44,7 +44,7 @@ class ActiveRun:
         self.value_range: ValueRange | None = None
         """Of measured values; None: there is none, or the boards have yet to agree on it."""
         self.accuracy: float | None = None
-        """What the server last measured of a model that it handed out; None: it has measured none."""
+        """By which the next model that is handed out is compared with the last; None: nobody measured it."""
         self._know(members)
         stored = unpack_model(self.graph, blobs.read(run.model))
         self.model = stored.after(run.round, run.bit_widths, tuple(member.record for member in members))
@@ -136,8 +136,10 @@ class ActiveRun:
 
     def measured(self, metrics: Mapping[str, Any]) -> None:
         """What is known of a round whose model is handed out."""
-        if metrics.get(CHECKED) is not None:
-            self.accuracy = metrics[CHECKED]
+        # Rounds of earlier versions have the server's mean alone.
+        of_server = metrics.get("mean_deployed_accuracy") if metrics.get("measured_by") == "server" else None
+        if (checked := metrics.get(CHECKED, of_server)) is not None:
+            self.accuracy = checked
 
     def merged(self, run: Run, model: GlobalModel, members: Sequence[Member]) -> None:
         """The store has taken the merged round or calibration."""

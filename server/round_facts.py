@@ -48,14 +48,14 @@ def accuracy_facts(model: GlobalModel, measured: Measured) -> dict[str, Any]:
     }
 
 
-PHASES = "phases"
+PHASE_SECONDS = "phases"
 
 
 def time_facts(*parts: Mapping[str, float]) -> dict[str, Any]:
     """The seconds of a round, and where they went; of several parts those of one phase add up."""
     names = dict.fromkeys(name for part in parts for name in part)
     phases = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
-    return {"seconds": sum(phases.values()), PHASES: phases}
+    return {"seconds": sum(phases.values()), PHASE_SECONDS: phases}
 
 
 class TooMuchWorse(ValueError):

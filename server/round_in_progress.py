@@ -134,6 +134,8 @@ class RoundInProgress:
     async def _claimed_samples(self, client_id: str) -> int:
         """What the client said last of its samples, which it trains on; what it was selected with counts."""
         counted = self.active.members[client_id].record.samples
+        if (connection := self._connections.get(client_id)) is not None:
+            return max(counted, connection.client.samples)
         client = await asyncio.to_thread(self._store.client_by_id, client_id)
         return counted if client is None else max(counted, client.samples)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedmpq.exchange.messages import Calibration, Phase
+from fedmpq.exchange.messages import Calibration, Evaluation, Phase
 from fedmpq.exchange.wire import decode_calibration
 from fedmpq.method.archive import Tensors, pack_model
 from fedmpq.method.evaluation import deployed_accuracies, reported_accuracies
@@ -23,7 +23,7 @@ from fedmpq.method.usable_model import check_usable
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
 from fedmpq.server.learned_deadline import SLOWEST, learned_seconds
-from fedmpq.server.round_facts import PHASES, Measured, accuracy_facts, check_drop, time_facts, traffic
+from fedmpq.server.round_facts import PHASE_SECONDS, Measured, accuracy_facts, check_drop, time_facts, traffic
 from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
@@ -400,13 +400,13 @@ class CalibrationWork(RoundWork):
         """The model with the statistics that clients measured, and the facts to commit."""
         clock = Stopwatch()
         active, answers = self.active, closed.answers()
-        found = self._calibrations(answers)
+        told: dict[int, Evaluation | None] = {}
+        found = self._calibrations(answers, told)
         model = _undealt(active.method.calibrated(self._dealt_model(answers), found))
         clock.end("calibrating")
         check_usable(active.method, model)
         measured = self._measured_here(model)
         if active.config.test_data is None:
-            told = {one.client: one.evaluation for one in self._calibrations(answers)}
             measured = Measured(reported_accuracies(told), "clients")
         facts = dict(self._trained.metrics) | (self._facts(model, measured) if measured.accuracies else {})
         clock.end("measuring")
@@ -415,7 +415,7 @@ class CalibrationWork(RoundWork):
             "calibrated_on": "clients",
             "calibrated_by": len(answers),
             "rejected": facts.get("rejected", 0) + len(closed.seats_in("rejected")),
-            **time_facts(facts.get(PHASES, {}), clock.seconds, {"calibrating": timing.elapsed}),
+            **time_facts(facts.get(PHASE_SECONDS, {}), clock.seconds, {"calibrating": timing.elapsed}),
             "bytes_up": facts.get("bytes_up", 0) + sum(bytes_up.values()),
             "bytes_down": facts.get("bytes_down", 0) + sum(bytes_down.values()),
         }
@@ -430,9 +430,12 @@ class CalibrationWork(RoundWork):
             keep_models=active.config.keep_models,
         )
 
-    def _calibrations(self, answers: Answers) -> Iterator[Calibration]:
+    def _calibrations(self, answers: Answers, told: dict[int, Evaluation | None]) -> Iterator[Calibration]:
+        """Read one after the other; what each client has measured is noted in `told`."""
         for _, answer in answers:
-            yield decode_calibration(self.active.graph, self.active.blobs.read(answer.payload))[1]
+            _, found = decode_calibration(self.active.graph, self.active.blobs.read(answer.payload))
+            told[found.client] = found.evaluation
+            yield found
 
 
 def work_of(active: ActiveRun, stored: Round, slowest: Sequence[float]) -> RoundWork:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmpq.method.history import BOARDS, TEST_DATA, ClientFacts, History, Outcome, RoundFacts
-from fedmpq.server.round_facts import PHASES
+from fedmpq.server.round_facts import PHASE_SECONDS
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Run, Seat, SeatState
 
@@ -20,11 +20,11 @@ _OUTCOMES: dict[SeatState, Outcome] = {
 _MEASURED_BY = {"server": TEST_DATA, "clients": BOARDS}
 
 
-def run_history(store: Store, run: Run, first: int = 1) -> History:
-    """The merged rounds from `first` on."""
+def run_history(store: Store, run: Run) -> History:
+    """Its merged rounds."""
     names = {client.client_id: client.name for client in store.list_clients(revoked=True)}
     of_client = {member.client: names[member.client_id] for member in store.members(run.run_id)}
-    return History(_facts(store, run.run_id, number, of_client) for number in range(first, run.round + 1))
+    return History(_facts(store, run.run_id, number, of_client) for number in range(1, run.round + 1))
 
 
 def _facts(store: Store, run_id: str, number: int, names: Mapping[int, str]) -> RoundFacts:
@@ -41,7 +41,7 @@ def _facts(store: Store, run_id: str, number: int, names: Mapping[int, str]) -> 
         bytes_down=metrics["bytes_down"],
         bit_widths=tuple(metrics["bit_widths"]),
         seconds=metrics["seconds"],
-        phases=metrics.get(PHASES, {}),
+        phases=metrics.get(PHASE_SECONDS, {}),
         clients=tuple(_client(seat, names[seat.client]) for seat in stored.seats),
         undone=metrics.get("undone", ""),
     )

@@ -40,7 +40,6 @@ class StoredRun:
     client_names: dict[int, str]
     value_range: ValueRange | None
     """What codes of measured values stand for."""
-    history: History
 
     @property
     def graph(self) -> Graph:
@@ -65,6 +64,27 @@ def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | No
         return _read(store, open_blobs(place, make=False), run)
     finally:
         store.close()
+
+
+def read_history(state: StateFolder, name: str | None = None) -> tuple[Run, History]:
+    """A run as `read_stored_run` finds it, or one that has no model yet, and what it did."""
+    state.require()
+    store = open_store(state.database_url())
+    try:
+        run = find_run(store, state.path, name)
+        return run, run_history(store, run)
+    finally:
+        store.close()
+
+
+def read_graph(state: StateFolder, run: Run) -> Graph:
+    """The graph of a run, which it has before it has a model."""
+    store = open_store(state.database_url())
+    try:
+        place = place_of_blobs(store, None, state.blobs)
+    finally:
+        store.close()
+    return Graph.from_bytes(open_blobs(place, make=False).read(run.graph))
 
 
 def find_run(store: Store, path: Path, name: str | None) -> Run:
@@ -93,7 +113,7 @@ def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
     method = served_method(config, graph)
     client_names = {m.client: names[m.client_id] for m in members}
     value_range = stored_range(store, run.run_id, config)
-    return StoredRun(run, config, method, model, client_names, value_range, run_history(store, run))
+    return StoredRun(run, config, method, model, client_names, value_range)
 
 
 def _not_ready(run: Run) -> str:

@@ -6,7 +6,6 @@ pass through it as they are, without being rounded to 8 bits for a product.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.native_plan import NormUnit
 from fedmpq.training.normalization import BoundNormMap
-from fedmpq.training.side_tensors import NotFinite, all_finite
+from fedmpq.training.side_tensors import NotFinite, all_finite, clip_gradient
 
 Vector = NDArray[np.float32]
 
@@ -161,9 +160,7 @@ class Norm:
         this.sum_up()
         if not all_finite(self._rows.reshape(-1)):
             raise NotFinite(f"the error of {self.bound.unit.norm.name!r} is not finite")
-        above, below = self._rows[2:]
-        clip = math.fsum(above.tolist())
-        this.clip[0] = clip - math.fsum(below.tolist()) if self.bound.unit.quantizer.op.signed else clip
+        this.clip[0] = clip_gradient(self.bound.unit.quantizer.op, *self._rows[2:])
         for gradient, row in zip(this.learnt, self._rows, strict=False):
             gradient[...] = row
         np.divide(self._rows[:2], self._count, self._pair)

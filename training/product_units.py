@@ -21,7 +21,7 @@ from fedmpq.training.learner import Learner
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import ProductUnit, Quantizer
 from fedmpq.training.normalization import BoundMap, BoundNormMap
-from fedmpq.training.side_tensors import NotFinite, all_finite
+from fedmpq.training.side_tensors import NotFinite, all_finite, clip_gradient
 
 Vector = NDArray[np.float32]
 
@@ -215,10 +215,7 @@ class Product:
 
     def _differentiate_side(self) -> None:
         """The gradients of side tensors from the sums over each channel, and BatchNorm's means."""
-        clip = math.fsum(self._above.tolist())
-        if self.bound.quantizer.op.signed:
-            clip -= math.fsum(self._below.tolist())
-        self._back.clip[0] = clip
+        self._back.clip[0] = clip_gradient(self.bound.quantizer.op, self._above, self._below)
         for gradient, row in self._gradients:
             gradient[...] = row
         if self.bound.unit.norm is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.activations import MIN_CLIP, code_bounds
-from fedmpq.model.graph import BatchNorm, Node
+from fedmpq.model.graph import BatchNorm, Node, Quantize
 from fedmpq.model.quantized import Side
 from fedmpq.training.native_plan import LookupUnit, MulUnit, NormUnit, ProductUnit, Quantizer, SumUnit, Unit
 
@@ -26,6 +26,13 @@ Vector = NDArray[np.float32]
 
 class NotFinite(ArithmeticError):
     """Something that must be finite is not; says what."""
+
+
+def clip_gradient(op: Quantize, above: NDArray[np.floating], below: NDArray[np.floating]) -> float:
+    """The gradient of a quantizer's clip: the errors of what it clipped above, less those of what it clipped
+    below where codes have a sign; exact sums, in whatever order."""
+    gradient = math.fsum(above.tolist())
+    return gradient - math.fsum(below.tolist()) if op.signed else gradient
 
 
 def all_finite(values: NDArray[np.float32] | NDArray[np.float64]) -> bool:

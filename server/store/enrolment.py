@@ -13,7 +13,7 @@ from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.database import clients, tokens
 from fedmpq.server.store.errors import NameTaken, TokenRefused, UnknownToken
 from fedmpq.server.store.records import Client
-from fedmpq.server.store.rows import client_of, limits_of, moment, token_of
+from fedmpq.server.store.rows import client_of, moment, token_of
 from fedmpq.server.store.transactions import Transactions
 from fedmpq.server.tokens import TokenRecord
 
@@ -95,9 +95,11 @@ class SqlEnrolment(Transactions):
         return None if row is None else client_of(row)
 
     def unrevoked(self, client_ids: Collection[str]) -> dict[str, ClaimLimits]:
-        chosen = select(clients).where(clients.c.client_id.in_(client_ids), clients.c.revoked.is_(None))
+        chosen = select(clients.c.client_id, clients.c.max_samples, clients.c.max_budget).where(
+            clients.c.client_id.in_(client_ids), clients.c.revoked.is_(None)
+        )
         with self._read() as connection:
-            return {str(row.client_id): limits_of(row) for row in connection.execute(chosen)}
+            return {client: ClaimLimits(*limits) for client, *limits in connection.execute(chosen)}
 
     def limit_client(self, name: str, limits: ClaimLimits) -> bool:
         named = (clients.c.name == name, clients.c.revoked.is_(None))

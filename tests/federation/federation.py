@@ -17,8 +17,9 @@ from fedmpq.cli.main import main
 from fedmpq.lab.experiment import Experiment, read_toml
 from fedmpq.lab.simulation import prepare, run
 from fedmpq.method.archive import Tensors
+from fedmpq.method.history import History
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.stored_run import StoredRun, read_stored_run
+from fedmpq.server.stored_run import StoredRun, read_history, read_stored_run
 from tests.history.checker import assert_consistent
 from tests.history.facts import First, first_in
 from tools.programs import FEDMPQ, PATIENCE, Program, free_port, wait_for_port
@@ -142,6 +143,10 @@ class Federation:
     def stored(self) -> StoredRun:
         """The run as the server's folder has it."""
         return read_stored_run(StateFolder(self.state))
+
+    def history(self) -> History:
+        """What the run did, as the server's folder has it."""
+        return read_history(StateFolder(self.state))[1]
 
     def simulated(self) -> Arrays:
         """What `fedmpq simulate` ends with, given the same settings, data and budgets."""

@@ -37,7 +37,7 @@ def test_a_run_goes_on_without_a_board_that_was_lost(
         if revoked:
             assert main(["server", "revoke", "board-2", "--state", str(federation.state)]) == 0
         federation.finish()
-        history = federation.stored().history
+        history = federation.history()
         assert [row["clients"] for row in history] == [2, 2]
         assert [row["late"] for row in history] == [1, 0]
 
@@ -57,7 +57,7 @@ def test_a_board_that_cannot_take_part_says_so_and_the_run_goes_on(
         told = until(lambda: declined(federation, capsys))
         assert "class 'zebra 0' is none of the model's 10 classes" in told
         federation.finish()
-        assert [row["clients"] for row in federation.stored().history] == [1, 1]
+        assert [row["clients"] for row in federation.history()] == [1, 1]
 
 
 def declined(federation: Federation, capsys: pytest.CaptureFixture[str]) -> str:
@@ -86,7 +86,7 @@ def test_a_full_disk_costs_a_board_time_and_nothing_else(
         assert board.running
         filler.unlink()
         federation.finish()
-        assert [row["clients"] for row in federation.stored().history] == [1, 1]
+        assert [row["clients"] for row in federation.history()] == [1, 1]
 
 
 def test_a_deadline_can_be_given_to_a_run_that_hangs(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_deadline_can_be_given_to_a_run_that_hangs(tmp_path: Path) -> None:
         assert runs(federation, "set", "parts", "seed=3") == 2
         assert runs(federation, "set", "parts", "deadline_seconds=3", "away_seconds=2") == 0
         federation.finish()
-        assert [row["clients"] for row in federation.stored().history] == [1, 1]
+        assert [row["clients"] for row in federation.history()] == [1, 1]
         server.restart()
         assert server.wait() == 0, "the run.toml it was started with is still good"
         assert "deadline_seconds: 3.0 holds, not 0.0" in server.text()

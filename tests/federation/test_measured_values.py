@@ -45,4 +45,4 @@ def test_measured_values_train_as_in_a_simulation(tmp_path: Path) -> None:
         test = stored.load_test_data()
         assert test is not None
         assert test.image_shape == (8, 8, 2)
-        assert all(row["mean_deployed"] is not None for row in stored.history)
+        assert all(row["mean_deployed"] is not None for row in federation.history())

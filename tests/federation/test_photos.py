@@ -13,7 +13,7 @@ from fedmpq.cli.main import main
 from fedmpq.data.photo import read_photo
 from fedmpq.export.onnx.runtime import OnnxRunner
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.stored_run import read_stored_run
+from fedmpq.server.stored_run import read_history, read_stored_run
 from tests.data.phone_photos import CLASSES, phone_folder
 from tools.programs import FEDMPQ, PATIENCE, Program, free_port, wait_for_port
 
@@ -58,7 +58,8 @@ def test_photos_from_phones_train_evaluate_and_predict(
     assert "1 files are left out, such as" in one.log.read_text()
     assert "files are left out of the test data" in server.log.read_text()
     stored = read_stored_run(StateFolder(state))
-    assert stored.history[-1]["mean_deployed"] >= 0.9
+    _, history = read_history(StateFolder(state))
+    assert history[-1]["mean_deployed"] >= 0.9
     assert {client.samples for client in stored.model.clients} == {16}
     predict(tmp_path, state, capsys)
 

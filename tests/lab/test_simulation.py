@@ -528,7 +528,7 @@ class CountingPool(InProcessPool):
 def _counted(
     graph: Graph, sent: Sequence[Sent], found: Sequence[Returned] | Sequence[Calibration]
 ) -> tuple[list[int], int, int]:
-    down, up = (sum(round_parts.payload_bytes(graph, one) for one in some) for some in (sent, found))
+    down, up = (sum(round_parts.counted_bytes(graph, one) for one in some) for some in (sent, found))
     return [one.client for one in sent], down, up
 
 

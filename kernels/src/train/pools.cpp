@@ -1,9 +1,10 @@
 // Pools: small beside the products, so written once, in plain C++.
+#include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 
 #include "bounds.h"
+#include "buffer.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 #include "scalars.h"
@@ -44,20 +45,19 @@ int32_t fedmpq_max_pool(const FedmpqPool* pool, const FedmpqCodes* codes, int32_
   const int64_t count = inputs(p), outs = outputs(p);
   std::atomic<bool> enough{true};
   parallel(p.images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count + outs)));
-    if (scratch == nullptr) {
+    const Buffer<uint8_t> scratch(count + outs);
+    if (!scratch) {
       enough = false;
       return;
     }
-    const uint8_t* from = as_bytes(*codes, image, count, scratch);
-    uint8_t* to = pairs ? scratch + count : out + image * outs;
+    const uint8_t* from = as_bytes(*codes, image, count, scratch.data());
+    uint8_t* to = pairs ? scratch.data() + count : out + image * outs;
     std::memset(to, 0, static_cast<size_t>(outs));  // the least stored code
     each_pixel(p, [&](int y, int x, int64_t where) {
       uint8_t* best = to + (int64_t{y} * p.out_width + x) * p.channels;
       for (int c = 0; c < p.channels; ++c) best[c] = from[where + c] > best[c] ? from[where + c] : best[c];
     });
     if (pairs) ops().pack(to, outs, out + image * ((outs + 1) / 2));
-    std::free(scratch);
   });
   return enough ? 0 : no_memory;
 }
@@ -69,15 +69,14 @@ int32_t fedmpq_max_pool_backward(const FedmpqPool* pool, const FedmpqCodes* code
   const int64_t count = inputs(p), outs = outputs(p);
   std::atomic<bool> enough{true};
   parallel(p.images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
-    auto* sums = static_cast<float*>(std::calloc(static_cast<size_t>(count), sizeof(float)));
-    if (scratch == nullptr || sums == nullptr) {
+    const Buffer<uint8_t> scratch(count);
+    const Buffer<float> sums(count);
+    if (!scratch || !sums) {
       enough = false;
-      std::free(scratch);
-      std::free(sums);
       return;
     }
-    const uint8_t* from = as_bytes(*codes, image, count, scratch);
+    std::fill_n(sums.data(), count, 0.0f);
+    const uint8_t* from = as_bytes(*codes, image, count, scratch.data());
     const uint16_t* own = error + image * outs;
     for (int y = 0; y < p.out_height; ++y)
       for (int x = 0; x < p.out_width; ++x)
@@ -90,11 +89,9 @@ int32_t fedmpq_max_pool_backward(const FedmpqPool* pool, const FedmpqCodes* code
               const int64_t at = (int64_t{from_y} * p.width + from_x) * p.channels + c;
               if (from[at] > best) best = from[at], where = at;
             }
-          sums[where] += widened(own[(int64_t{y} * p.out_width + x) * p.channels + c]);
+          sums.data()[where] += widened(own[(int64_t{y} * p.out_width + x) * p.channels + c]);
         }
-    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
-    std::free(scratch);
-    std::free(sums);
+    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums.data()[i]);
   });
   return enough ? 0 : no_memory;
 }
@@ -110,25 +107,22 @@ int32_t fedmpq_average_pool(const FedmpqPool* pool, const FedmpqCodes* codes, co
   const int64_t count = inputs(p), outs = outputs(p);
   std::atomic<bool> enough{true};
   parallel(p.images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
-    auto* sums = static_cast<int32_t*>(std::calloc(static_cast<size_t>(outs), sizeof(int32_t)));
-    if (scratch == nullptr || sums == nullptr) {
+    const Buffer<uint8_t> scratch(count);
+    const Buffer<int32_t> sums(outs);
+    if (!scratch || !sums) {
       enough = false;
-      std::free(scratch);
-      std::free(sums);
       return;
     }
-    const uint8_t* from = as_bytes(*codes, image, count, scratch);
+    std::fill_n(sums.data(), outs, 0);
+    const uint8_t* from = as_bytes(*codes, image, count, scratch.data());
     each_pixel(p, [&](int y, int x, int64_t where) {
-      int32_t* sum = sums + (int64_t{y} * p.out_width + x) * p.channels;
+      int32_t* sum = sums.data() + (int64_t{y} * p.out_width + x) * p.channels;
       for (int c = 0; c < p.channels; ++c) sum[c] += from[where + c] - zero;
     });
     uint8_t* to = out + image * outs;
     for (int64_t i = 0; i < outs; ++i)
       to[i] = static_cast<uint8_t>(static_cast<int32_t>(
-          rounded(clamped(static_cast<float>(sums[i]) * multipliers[i / p.channels], low, high)) - low));
-    std::free(scratch);
-    std::free(sums);
+          rounded(clamped(static_cast<float>(sums.data()[i]) * multipliers[i / p.channels], low, high)) - low));
   });
   return enough ? 0 : no_memory;
 }
@@ -140,18 +134,18 @@ int32_t fedmpq_average_pool_backward(const FedmpqPool* pool, const uint16_t* err
   const int64_t count = inputs(p), outs = outputs(p);
   std::atomic<bool> enough{true};
   parallel(p.images, threads, [&](int image, int) {
-    auto* sums = static_cast<float*>(std::calloc(static_cast<size_t>(count), sizeof(float)));
-    if (sums == nullptr) {
+    const Buffer<float> sums(count);
+    if (!sums) {
       enough = false;
       return;
     }
+    std::fill_n(sums.data(), count, 0.0f);
     each_pixel(p, [&](int y, int x, int64_t where) {
       const int64_t pixel = int64_t{y} * p.out_width + x;
       const uint16_t* own = error + image * outs + pixel * p.channels;
-      for (int c = 0; c < p.channels; ++c) sums[where + c] += widened(own[c]) * shares[pixel];
+      for (int c = 0; c < p.channels; ++c) sums.data()[where + c] += widened(own[c]) * shares[pixel];
     });
-    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
-    std::free(sums);
+    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums.data()[i]);
   });
   return enough ? 0 : no_memory;
 }

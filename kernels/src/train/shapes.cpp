@@ -1,9 +1,10 @@
 // What moves codes and errors about without computing on them, but for the new scale of what is joined.
+#include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 
 #include "bounds.h"
+#include "buffer.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 #include "scalars.h"
@@ -19,14 +20,13 @@ int32_t fedmpq_join(const FedmpqCodes* codes, const FedmpqExtent* extent, float 
   const Joining joining{codes->zero, multiplier, low, high};
   std::atomic<bool> enough{true};
   parallel(extent->images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count)));
-    if (scratch == nullptr) {
+    const Buffer<uint8_t> scratch(count);
+    if (!scratch) {
       enough = false;
       return;
     }
-    const uint8_t* from = as_bytes(*codes, image, count, scratch);
+    const uint8_t* from = as_bytes(*codes, image, count, scratch.data());
     ops().join_codes(joining, extent->pixels, extent->channels, from, out + image * outs + start, channels);
-    std::free(scratch);
   });
   return enough ? 0 : no_memory;
 }
@@ -51,16 +51,15 @@ int32_t fedmpq_rearrange(const FedmpqCodes* codes, int32_t images, int64_t count
   const auto zero = static_cast<uint8_t>(codes->zero);
   std::atomic<bool> enough{true};
   parallel(images, threads, [&](int image, int) {
-    auto* scratch = static_cast<uint8_t*>(std::malloc(static_cast<size_t>(count + outs)));
-    if (scratch == nullptr) {
+    const Buffer<uint8_t> scratch(count + outs);
+    if (!scratch) {
       enough = false;
       return;
     }
-    const uint8_t* source = as_bytes(*codes, image, count, scratch);
-    uint8_t* to = pairs ? scratch + count : out + image * outs;
+    const uint8_t* source = as_bytes(*codes, image, count, scratch.data());
+    uint8_t* to = pairs ? scratch.data() + count : out + image * outs;
     for (int64_t i = 0; i < outs; ++i) to[i] = from[i] < 0 ? zero : source[from[i]];
     if (pairs) ops().pack(to, outs, out + image * ((outs + 1) / 2));
-    std::free(scratch);
   });
   return enough ? 0 : no_memory;
 }
@@ -70,16 +69,16 @@ int32_t fedmpq_rearrange_backward(const uint16_t* error, int32_t images, int64_t
   if (!given(error, out) || !are_places(images, count, from, outs)) return not_valid;
   std::atomic<bool> enough{true};
   parallel(images, threads, [&](int image, int) {
-    auto* sums = static_cast<float*>(std::calloc(static_cast<size_t>(count), sizeof(float)));
-    if (sums == nullptr) {
+    const Buffer<float> sums(count);
+    if (!sums) {
       enough = false;
       return;
     }
+    std::fill_n(sums.data(), count, 0.0f);
     const uint16_t* own = error + image * outs;
     for (int64_t i = 0; i < outs; ++i)
-      if (from[i] >= 0) sums[from[i]] += widened(own[i]);
-    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums[i]);
-    std::free(sums);
+      if (from[i] >= 0) sums.data()[from[i]] += widened(own[i]);
+    for (int64_t i = 0; i < count; ++i) out[image * count + i] = halved(sums.data()[i]);
   });
   return enough ? 0 : no_memory;
 }
