@@ -121,7 +121,7 @@ def _table(history: History) -> Table:
     """What fits 80 columns with four budgets."""
     budgets = [name for name in history.columns if name.endswith("_bit")]
     titles = [name.removeprefix("accuracy_").replace("_", " ") for name in budgets]
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for title in ("round", "loss", "mean", *titles, "up", "down", "clients", "seconds"):
         table.add_column(title, justify="right", no_wrap=True)
     for facts, row in zip(history.rounds, history, strict=True):

@@ -16,7 +16,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fedmpq.cli.main import main
 from fedmpq.cli.security_commands import ACTIONS, SecurityError
+from fedmpq.cli.server_command import SECURITY_ACTIONS
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import ALWAYS, CertificateError, hosts_of, read_authority, read_certificate
 from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits, LimitError
@@ -334,6 +336,18 @@ def test_limits_are_set_on_tokens_bundles_and_clients(state: Path, capsys: Captu
     assert limits == {"a": ClaimLimits(None, 2.5), "b": UNLIMITED}
     act("token", "--list", "--state", state)
     assert "500 samples, 4 bits per weight" in capsys.readouterr().out
+
+
+def test_every_action_is_reached_from_the_command_line(state: Path, capsys: Capture) -> None:
+    assert tuple(ACTIONS) == SECURITY_ACTIONS
+    for name in ACTIONS:
+        with pytest.raises(SystemExit):
+            main(["server", name, "--help"])
+        assert capsys.readouterr().out.startswith(f"usage: fedmpq server {name} ")
+    act("bundle", "a", "--state", state)
+    enrol(state, (state / "bundles" / "a" / "token").read_text().strip(), "a")
+    assert main(["server", "limit", "a", "--max-samples", "70", "--state", str(state)]) == 0
+    assert "a: at most 70 samples count" in capsys.readouterr().out
 
 
 def test_limits_that_cannot_be_are_refused(state: Path) -> None:
