@@ -75,6 +75,9 @@ struct Joining {
   float multiplier, low, high;
 };
 
+// The bits of a slope whose code fell outside; a slope itself is finite.
+constexpr int32_t is_above = 0x7FC00001, is_below = 0x7FC00002;
+
 // A stochastic move of codes that share a rate; fedmpq_update_codes states the rules.
 struct Move {
   const float *direction, *uniforms;
@@ -132,9 +135,10 @@ struct Ops {
   void (*pass_error)(const uint8_t* states, int64_t count, int shift, uint16_t* error, float* above, float* below);
   // out = table[code], of 256 entries
   void (*lookup)(const uint8_t* table, const uint8_t* codes, int64_t count, uint8_t* out);
-  // error *= slopes[code]; if there are states, errors of codes with state 1 are added to above[i % 16], with 2 to below
-  void (*lookup_error)(const float* slopes, const int32_t* states, const uint8_t* codes, int64_t count, uint16_t* error,
-                       float* above, float* below);
+  // error *= slopes[code]. If the table clips, some slopes are no number but have the bits `is_above` or `is_below`: errors of
+  // those codes become 0 and are added to above[i % 16] or below[i % 16]
+  void (*lookup_error)(const float* slopes, bool clips, const uint8_t* codes, int64_t count, uint16_t* error, float* above,
+                       float* below);
   // Codes of the products of `left` with one `right` for each channel
   void (*multiply)(const Multiplication& m, int64_t pixels, int channels, const uint8_t* left, const uint8_t* right,
                    uint8_t* out);

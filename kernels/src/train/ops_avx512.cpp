@@ -61,13 +61,40 @@ inline void add_products<32>(Products<32> products, int32_t* to) {
 }
 
 template <>
-inline Floats<16> entries<16>(const float* table, const uint8_t* codes) {
-  return same_bits<Floats<16>>(_mm512_i32gather_ps(same_bits<__m512i>(load_bytes<16>(codes)), table, 4));
-}
+struct PairSums<32> {
+  __m512i low = _mm512_setzero_si512(), high = _mm512_setzero_si512();
+
+  struct Pair {
+    __m512i low, high;
+  };
+  static Pair pair(Products<32> first, Products<32> second) {
+    const __m512i a = same_bits<__m512i>(first), b = same_bits<__m512i>(second);
+    return {_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)};
+  }
+  void add(const Pair& a, const Pair& b) {
+    low = _mm512_dpwssd_epi32(low, a.low, b.low);
+    high = _mm512_dpwssd_epi32(high, a.high, b.high);
+  }
+  void store(int32_t* to) const {
+    _mm512_storeu_si512(to, quarters(0));
+    _mm512_storeu_si512(to + 16, quarters(4));
+  }
+  void add_to(int32_t* to) const {
+    _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), quarters(0)));
+    _mm512_storeu_si512(to + 16, _mm512_add_epi32(_mm512_loadu_si512(to + 16), quarters(4)));
+  }
+
+ private:
+  // The first or second half of the sums: quarters of `low` and `high` by turns, two 64-bit numbers each.
+  __m512i quarters(int64_t first) const {
+    const __m512i order = _mm512_add_epi64(_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_set1_epi64(first));
+    return _mm512_permutex2var_epi64(low, order, high);
+  }
+};
 
 template <>
-inline Ints<16> entries<16>(const int32_t* table, const uint8_t* codes) {
-  return same_bits<Ints<16>>(_mm512_i32gather_epi32(same_bits<__m512i>(load_bytes<16>(codes)), table, 4));
+inline Floats<16> entries<16>(const float* table, const uint8_t* codes) {
+  return same_bits<Floats<16>>(_mm512_i32gather_ps(same_bits<__m512i>(load_bytes<16>(codes)), table, 4));
 }
 
 template <>

@@ -1,6 +1,7 @@
 // Functions of codes by table and products of codes, over whole batches. What was clipped follows from the codes alone, so
 // nothing else is kept for the way back.
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -85,13 +86,13 @@ int32_t fedmpq_lookup_backward(const FedmpqCodes* codes, int32_t images, int64_t
                                const uint8_t* states, int32_t threads, uint16_t* error, double* clipped) {
   if (!is_batch(images, count) || !is_valid(codes) || !given(slopes, states, error, clipped)) return not_valid;
   float passed[entries_of_table];
-  int32_t where[entries_of_table];
   bool clips = false;
   for (int i = 0; i < entries_of_table; ++i) {
-    if (states[i] > 2) return not_valid;
-    where[i] = states[i];
-    passed[i] = states[i] == 0 ? slopes[i] : 0.0f;
-    clips = clips || states[i] != 0;
+    if (states[i] > 2 || !std::isfinite(slopes[i])) return not_valid;
+    passed[i] = slopes[i];
+    if (states[i] == 0) continue;
+    clips = true;
+    std::memcpy(&passed[i], states[i] == 1 ? &is_above : &is_below, sizeof passed[i]);
   }
   auto* parts = static_cast<Clipped*>(std::calloc(static_cast<size_t>(images) + 1, sizeof(Clipped)));
   if (parts == nullptr) return no_memory;
@@ -102,7 +103,7 @@ int32_t fedmpq_lookup_backward(const FedmpqCodes* codes, int32_t images, int64_t
       enough = false;
       return;
     }
-    ops().lookup_error(passed, clips ? where : nullptr, as_bytes(*codes, image, count, scratch.data()), count,
+    ops().lookup_error(passed, clips, as_bytes(*codes, image, count, scratch.data()), count,
                        error + image * count, parts[image].above, parts[image].below);
   });
   total(parts, images, clipped);
