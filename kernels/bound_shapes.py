@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ctypes import c_uint32
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.kernels.call import Call, CheckedCall, Elements, Number
 from fedmpq.kernels.memory import Memory
 from fedmpq.kernels.prototypes import FedmpqExtent
-from fedmpq.kernels.tensors import Pool, StoredCodes
+from fedmpq.kernels.tensors import Counter, Pool, StoredCodes
 
 
 def max_pool(pool: Pool, codes: StoredCodes, threads: int, out: Memory) -> Call:
@@ -95,6 +97,59 @@ def part_errors(
         threads,
         Elements(out, extent.images * extent.pixels * extent.channels),
     )
+
+
+def drop(
+    codes: StoredCodes,
+    extent: FedmpqExtent,
+    whole: bool,
+    rate: float,
+    counter: Counter,
+    purpose: int,
+    step: c_uint32,
+    threads: int,
+    out: Memory,
+) -> Call:
+    """Codes that are dropped become 0; `step` is read when the call is made, in place of the counter's."""
+    count = extent.pixels * extent.channels
+    return CheckedCall(
+        "fedmpq_drop",
+        codes.struct(extent.images, count),
+        extent,
+        int(whole),
+        rate,
+        *_stream(counter, purpose, step),
+        threads,
+        Elements(out, StoredCodes.nbytes(extent.images, count, codes.pairs)),
+    )
+
+
+def drop_errors(
+    extent: FedmpqExtent,
+    whole: bool,
+    rate: float,
+    factor: float,
+    counter: Counter,
+    purpose: int,
+    step: c_uint32,
+    threads: int,
+    error: Memory,
+) -> Call:
+    """In place: errors of codes that `drop` drops become 0, the others are multiplied by `factor`."""
+    return CheckedCall(
+        "fedmpq_drop_errors",
+        extent,
+        int(whole),
+        rate,
+        factor,
+        *_stream(counter, purpose, step),
+        threads,
+        Elements(error, extent.images * extent.pixels * extent.channels),
+    )
+
+
+def _stream(counter: Counter, purpose: int, step: c_uint32) -> tuple[int | c_uint32, ...]:
+    return step, counter.round, counter.layer * 16 + purpose, counter.seed, counter.client
 
 
 def rearrange(

@@ -15,6 +15,7 @@ from functools import cached_property
 from google.protobuf.message import DecodeError
 
 from fedmpq.model import graph_wire
+from fedmpq.model.dropout import Dropout
 from fedmpq.model.ops import (
     MAX_DIMENSION,
     RULES,
@@ -115,6 +116,8 @@ class Node:
     inputs: tuple[str, ...]
     frozen: bool = False
     """Training leaves its parameters as they are: those of a layer or a BatchNorm."""
+    dropout: Dropout | None = None
+    """What training drops of the codes that a layer reads."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Graph:
         for node in self.nodes:
             if node.frozen and not isinstance(node.op, Conv2d | Linear | BatchNorm):
                 raise GraphError(f"node {node.name!r} is frozen and has no parameters: only layers have")
+            _check_dropout(node)
 
     @cached_property
     def layers(self) -> tuple[Node, ...]:
@@ -246,6 +250,9 @@ class Graph:
         for node in self.nodes:
             added = message.nodes.add(name=node.name, inputs=node.inputs, frozen=node.frozen)
             graph_wire.write_op(node.op, added)
+            if node.dropout is not None:
+                added.dropout.rate = node.dropout.rate
+                added.dropout.whole_channels = node.dropout.whole_channels
         return message.SerializeToString(deterministic=True)
 
     @classmethod
@@ -269,7 +276,13 @@ class Graph:
             name=message.name,
             input=Input(image.channels, image.height, image.width, image.scale, image.zero_point),
             nodes=tuple(
-                Node(each.name, graph_wire.read_op(each), tuple(each.inputs), each.frozen)
+                Node(
+                    each.name,
+                    graph_wire.read_op(each),
+                    tuple(each.inputs),
+                    each.frozen,
+                    graph_wire.read_dropout(each),
+                )
                 for each in message.nodes
             ),
             output=message.output,
@@ -330,6 +343,20 @@ def _check_input(image: Input) -> None:
     check_elements("input", image.shape)
     check_float32("input scale", image.scale, zero_allowed=False)
     check_range("input zero_point", image.zero_point, 0, 255)
+
+
+def _check_dropout(node: Node) -> None:
+    if node.dropout is None:
+        return
+    if not isinstance(node.op, Conv2d if node.dropout.whole_channels else Conv2d | Linear):
+        whole = "whole channels of " if node.dropout.whole_channels else ""
+        raise GraphError(
+            f"node {node.name!r} ({type(node.op).__name__}) drops {whole}what it reads: only layers do"
+        )
+    try:
+        node.dropout.check()
+    except GraphError as error:
+        raise GraphError(f"node {node.name!r}: {error}") from None
 
 
 def _shape_of(node: Node, inputs: list[Shape]) -> Shape:

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from fedmpq.model import ops
+from fedmpq.model.dropout import Dropout
 from fedmpq.proto import graph_pb2
 
 FORMAT_VERSIONS = (1, 2)
@@ -59,6 +60,13 @@ def read_op(node: graph_pb2.Node) -> ops.Op:
     op, message = _OP_OF_FIELD[chosen], getattr(node, chosen)
     values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(op)}
     return op(**{name: _plain(value) for name, value in values.items()})
+
+
+def read_dropout(node: graph_pb2.Node) -> Dropout | None:
+    """What the node drops in training."""
+    if not node.HasField("dropout"):
+        return None
+    return Dropout(node.dropout.rate, node.dropout.whole_channels)
 
 
 def _plain(value: Any) -> Any:

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     UPLOAD = 5
     ERROR = 6
     CALIBRATE = 7
+    DROPOUT = 8
 
 
 @dataclass(frozen=True)

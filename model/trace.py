@@ -7,6 +7,7 @@ method that `_SUPPORTED` names for it. What is not in that table is an error tha
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 
 from fedmpq.model.aten_lookups import LOOKUPS, lookup_of
 from fedmpq.model.aten_shapes import SHAPE_CALLS, VIEWS, Grouped, ShapeCalls, as_image, pair
+from fedmpq.model.dropout import Dropout
 from fedmpq.model.graph import (
     INPUT,
     Add,
@@ -122,6 +124,10 @@ class _Tracer(ShapeCalls):
         self.owner: dict[torch.fx.Node, torch.fx.Node] = {}
         self.overwritten: dict[torch.fx.Node, str] = {}
         signature = program.graph_signature
+        self.dropped: dict[torch.fx.Node, Dropout] = {}
+        """What training drops of a recorded value."""
+        self.drops: dict[str, Dropout] = {}
+        """What a layer drops of what it reads."""
         self.tensors = {"parameter": signature.inputs_to_parameters, "buffer": signature.inputs_to_buffers}
         self.tensor_names = names_by_tensor(module)
         self.taken = {INPUT, *(tensor.rpartition(".")[0] for tensor in self.tensor_names)}
@@ -154,7 +160,8 @@ class _Tracer(ShapeCalls):
         for node in reversed(self.nodes):
             if node.name in needed:
                 needed.update(node.inputs)
-        return [node for node in self.nodes if node.name in needed]
+        kept = (node for node in self.nodes if node.name in needed)
+        return [replace(node, dropout=self.drops.get(node.name)) for node in kept]
 
     def _translate(self, node: torch.fx.Node) -> None:
         recorded = str(node.target).replace("<built-in function getitem>", "getitem")
@@ -165,6 +172,30 @@ class _Tracer(ShapeCalls):
         self.names[node] = name = method(self, node, self._arguments(node))
         self.held.setdefault(name, self._shape(node)[1:])
         self._note_memory(node, in_place=call != recorded, may_share=call in _VIEWS)
+        self._note_dropout(node, call)
+
+    def _note_dropout(self, node: torch.fx.Node, call: str) -> None:
+        """Views of a dropped value are dropped, and layers drop it when they read it."""
+        read = [self.dropped[each] for each in node.all_input_nodes if each in self.dropped]
+        if not read:
+            return
+        dropped = read[0]
+        if call in _DROPOUTS:
+            own = self.dropped.setdefault(node, dropped)
+            if own.whole_channels != dropped.whole_channels:
+                raise self._error(node, "drops again, another kind of thing; use one dropout of the two")
+            if own is not dropped:
+                self.dropped[node] = own.behind(dropped)
+        elif call in _LAYERS and not (dropped.whole_channels and isinstance(self.nodes[-1].op, Linear)):
+            self.drops[self.names[node]] = dropped
+        elif call in _VIEWS and not dropped.whole_channels:
+            self.dropped[node] = dropped
+        else:
+            warnings.warn(
+                f"{node.target} in {self._path(node)} reads what a dropout gives: training will drop nothing"
+                " there, which it only does right before a convolution or a linear layer",
+                stacklevel=2,
+            )
 
     def _note_memory(self, node: torch.fx.Node, *, in_place: bool, may_share: bool) -> None:
         owner = self.owner[node.all_input_nodes[0]]
@@ -353,6 +384,11 @@ class _Tracer(ShapeCalls):
             raise self._error(
                 node, "drops values in evaluation too; use nn.Dropout or training=self.training"
             )
+        if arguments["p"] > 0:
+            rate = float(np.float32(arguments["p"]))
+            if not rate < 1:
+                raise self._error(node, f"has p={arguments['p']}; use a rate below 1")
+            self.dropped[node] = Dropout(rate, call_of(node) == "aten.feature_dropout.default")
         # In place its argument has another name.
         return self._read(arguments.get("input", arguments.get("self")), node)
 
@@ -378,4 +414,6 @@ _SUPPORTED: dict[str, _Method] = {
 }
 
 # All that may hand on the memory of their input.
-_VIEWS = {*VIEWS, "aten.dropout.default", "aten.feature_dropout.default"}
+_LAYERS = {call for call, method in _SUPPORTED.items() if method in (_Tracer._conv, _Tracer._linear)}
+_DROPOUTS = {"aten.dropout.default", "aten.feature_dropout.default"}
+_VIEWS = {*VIEWS, *_DROPOUTS}

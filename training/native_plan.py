@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fedmpq.model.dropout import Dropout
 from fedmpq.model.graph import (
     INPUT,
     AdaptiveAvgPool,
@@ -200,7 +201,27 @@ class ScoreUnit:
         return (self.source,)
 
 
-ShapeUnit = PoolUnit | FlattenUnit | ConcatUnit | RearrangeUnit
+@dataclass(frozen=True)
+class DropUnit:
+    """What the layer `reader` reads, some of it dropped."""
+
+    source: str
+    reader: str
+    index: int
+    """Of the layer among the graph's: the layer number of its random numbers."""
+    dropout: Dropout
+
+    @property
+    def output(self) -> str:
+        # No node is called so: names have no spaces.
+        return f"{self.reader} dropped"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+
+ShapeUnit = PoolUnit | FlattenUnit | ConcatUnit | RearrangeUnit | DropUnit
 Unit = ProductUnit | NormUnit | SumUnit | MulUnit | LookupUnit | ShapeUnit | ScoreUnit
 
 
@@ -214,8 +235,15 @@ def units_of(graph: Graph) -> tuple[Unit, ...]:
             f"the logits come out of {last.name!r} ({type(last.op).__name__}); the native engine needs a"
             " linear layer last, or codes (or use the torch engine)"
         )
-    found = [_unit_of(graph, node) for node in graph.nodes]
+    found = [unit for node in graph.nodes for unit in (_dropped(graph, node), _unit_of(graph, node))]
     return tuple(unit for unit in (*found, ScoreUnit(last.name) if scores else None) if unit is not None)
+
+
+def _dropped(graph: Graph, node: Node) -> DropUnit | None:
+    """The unit that drops some of what `node` reads."""
+    if node.dropout is None:
+        return None
+    return DropUnit(node.inputs[0], node.name, graph.layers.index(node), node.dropout)
 
 
 def _unit_of(graph: Graph, node: Node) -> Unit | None:
@@ -260,7 +288,9 @@ def _product(graph: Graph, node: Node, op: Conv2d | Linear) -> ProductUnit:
     readers = [graph.by_name[name] for name in graph.consumers[node.name]]
     norm = readers[0] if readers and isinstance(readers[0].op, BatchNorm) else None
     quantizer = None if node.name == graph.output else _the_quantizer(graph, norm or node)
-    return ProductUnit(node, op, graph.layers.index(node), norm, quantizer, node.inputs[0])
+    dropped = _dropped(graph, node)
+    source = node.inputs[0] if dropped is None else dropped.output
+    return ProductUnit(node, op, graph.layers.index(node), norm, quantizer, source)
 
 
 def _check_size(graph: Graph, node: Node, op: Conv2d) -> None:

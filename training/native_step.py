@@ -14,11 +14,13 @@ from fedmpq.model.never import assert_never
 from fedmpq.model.randomness import Draws
 from fedmpq.training.arena import Layout
 from fedmpq.training.binding import Binding, ForwardUnit, Scratch, Tensor
+from fedmpq.training.dropout_units import DropForward
 from fedmpq.training.lookup_units import LookupForward
 from fedmpq.training.multiply_units import MulForward
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import (
     ConcatUnit,
+    DropUnit,
     FlattenUnit,
     LookupUnit,
     MulUnit,
@@ -159,4 +161,6 @@ def _shape_bound(unit: ShapeUnit, binding: Binding) -> ForwardUnit:
         return ConcatForward.bind(unit, binding)
     if isinstance(unit, RearrangeUnit):
         return RearrangeForward.bind(unit, binding)
+    if isinstance(unit, DropUnit):
+        return DropForward.bind(unit, binding)
     assert_never(unit)

@@ -29,6 +29,7 @@ from fedmpq.model.ops import Shape
 from fedmpq.model.pools import windows_of
 from fedmpq.training.native_plan import (
     ConcatUnit,
+    DropUnit,
     LookupUnit,
     MulUnit,
     NormUnit,
@@ -195,6 +196,7 @@ class _Step:
     def __init__(self, graph: Graph, images: int) -> None:
         self._graph, self._images = graph, images
         self._lives = _Lives()
+        self._shapes = dict(graph.shapes)
         self._codes: dict[str, _Buffer] = {INPUT: self._lives.buffer(0)}
         self._bytes: dict[str, float] = {INPUT: 1.0}
         """Of a code: a half if it has four bits or fewer."""
@@ -214,10 +216,12 @@ class _Step:
 
     def _shape(self, name: str) -> Shape:
         # The logits that are codes are no value of the graph.
-        return self._graph.shapes.get(name, self._graph.shapes[self._graph.output])
+        return self._shapes.get(name, self._shapes[self._graph.output])
 
     def _forward(self, unit: Unit) -> None:
         lives, sources = self._lives, [self._codes[name] for name in unit.sources]
+        if isinstance(unit, DropUnit):
+            self._shapes[unit.output] = self._shapes[unit.source]
         self._bytes[unit.output] = self._bytes_of(unit)
         codes = self._codes[unit.output] = lives.buffer(
             math.ceil(self._size(unit.output) * self._bytes[unit.output])
@@ -252,7 +256,7 @@ class _Step:
             self._backward_product(unit, error)
             return
         used = [error, *(self._states[unit.output] for _ in (0,) if isinstance(unit, SumUnit))]
-        if isinstance(unit, LookupUnit | MulUnit) and unit.sources[0] != INPUT:
+        if isinstance(unit, LookupUnit | MulUnit | DropUnit) and unit.sources[0] != INPUT:
             # The error is passed on in place, unless there is one to which it is added.
             self._errors.setdefault(unit.sources[0], error)
         if isinstance(unit, NormUnit):
@@ -262,7 +266,8 @@ class _Step:
                 self._errors.setdefault(unit.source, error)
         for source in unit.sources:
             own = self._error_of(source)
-            kept = [] if isinstance(unit, SumUnit | ConcatUnit | RearrangeUnit) else [self._codes[source]]
+            moves = isinstance(unit, SumUnit | ConcatUnit | RearrangeUnit | DropUnit)
+            kept = [] if moves else [self._codes[source]]
             lives.use(*used, *kept, own)
 
     def _error_of(self, name: str) -> _Buffer:

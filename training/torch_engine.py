@@ -121,6 +121,8 @@ class _Network:
         self.side = side
         self.weights = weights
         self.training = training
+        self.dropped: Callable[[Node, Value], tuple[Value, Backward]] | None = None
+        """What a layer with dropout reads in training, and the way back from there."""
         self.tape: list[tuple[Node, Backward]] = []
         self.on_weight: Callable[[str, Tensor], None] = lambda _name, _gradient: None
         self.on_side: Callable[[str, Tensor], None] = lambda _name, _gradient: None
@@ -173,6 +175,13 @@ class _Network:
         assert_never(op)
 
     def _product(self, node: Node, op: Conv2d | Linear, value: Value) -> tuple[Value, Backward]:
+        if self.dropped is not None and node.dropout is not None:
+            value, back = self.dropped(node, value)
+            out, own = self._product_of(node, op, value)
+            return out, lambda gradient: _through(own(gradient), back)
+        return self._product_of(node, op, value)
+
+    def _product_of(self, node: Node, op: Conv2d | Linear, value: Value) -> tuple[Value, Backward]:
         bias = self.side[f"{node.name}.bias"] if op.bias else None
         out = torch_ops.forward_product(value, self.weights(node.name), bias, op)
         if not self.training:
@@ -217,6 +226,12 @@ class _Network:
         return out, backward
 
 
+def _through(gradients: tuple[Tensor | None, ...], back: Backward) -> tuple[Tensor | None, ...]:
+    """A layer's gradient taken back through its dropout; there is none of the image."""
+    (gradient,) = gradients
+    return (None,) if gradient is None else back(gradient)
+
+
 class TorchEngine:
     """Trains with torch on the CPU; see `Engine`. `threads` is torch's own setting, for the whole process."""
 
@@ -228,6 +243,7 @@ class TorchEngine:
         check_state(graph, layers, side)
         self._graph = graph
         self._plan = plan
+        self._draws = draws
         self._layers = {
             node.name: _TrainedLayer(index, node.name, layers[node.name], plan, draws)
             for index, node in enumerate(graph.layers)
@@ -262,6 +278,7 @@ class TorchEngine:
     def _train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
         network = _Network(self._graph, self._side, lambda name: self._layers[name].weight(), training=True)
         network.on_weight, network.on_side = self._update_weight, self._update_side
+        network.dropped = self._dropped
         logits = network.forward(images)
         loss, right, gradient = torch_ops.cross_entropy(logits, torch.from_numpy(labels))
         if not math.isfinite(loss):
@@ -269,6 +286,11 @@ class TorchEngine:
         network.backward(gradient)
         self._step += 1
         return loss, right
+
+    def _dropped(self, node: Node, value: Value) -> tuple[Value, Backward]:
+        assert node.dropout is not None
+        index = self._graph.layers.index(node)
+        return torch_shapes.drop(value, node.dropout, self._draws, index, self._step)
 
     def _update_weight(self, name: str, gradient: Tensor) -> None:
         if name not in self._graph.frozen_layers:

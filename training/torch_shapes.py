@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedmpq.model.activations import CodeFormat
+from fedmpq.model.dropout import Dropout, kept
 from fedmpq.model.never import assert_never
 from fedmpq.model.ops import (
     AdaptiveAvgPool,
@@ -22,6 +26,7 @@ from fedmpq.model.ops import (
     Upsample,
 )
 from fedmpq.model.pools import windows_of
+from fedmpq.model.randomness import Draws
 from fedmpq.model.rearrangements import Rearrangement
 from fedmpq.training.torch_ops import Backward, Value
 
@@ -131,6 +136,16 @@ def _moved(values: Tensor, op: Rearrangement) -> Tensor:
     if isinstance(op, Upsample):
         return functional.interpolate(values, scale_factor=op.factor)
     assert_never(op)
+
+
+def drop(value: Value, dropout: Dropout, draws: Draws, layer: int, step: int) -> tuple[Value, Backward]:
+    """Some codes become 0; those that stay have a larger scale."""
+    codes, form = value.codes()
+    # Channels last, as the numbers are drawn.
+    stays = kept(dropout, draws, layer, step, tuple(codes.movedim(1, -1).shape))
+    mask = torch.from_numpy(stays.copy()).movedim(-1, 1)
+    larger = replace(form, scale=np.float32(form.scale * dropout.factor))
+    return Value(codes * mask, larger), lambda gradient: (gradient * mask * float(dropout.factor),)
 
 
 def flatten(value: Value) -> tuple[Value, Backward]:

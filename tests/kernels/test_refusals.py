@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from ctypes import c_uint32
 from typing import Any
 
 import numpy as np
@@ -176,6 +178,17 @@ def test_a_place_beyond_the_elements_is_refused(place: int) -> None:
     for call in (
         bound_shapes.rearrange(codes(), 2, 10, places, 2, np.zeros(64, np.uint8)),
         bound_shapes.rearrange_backward(np.zeros(64, np.uint16), 2, 10, places, 2, np.zeros(64, np.uint16)),
+    ):
+        with pytest.raises(KernelError, match="outside what it takes"):
+            call()
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, -0.5, math.nan])
+def test_a_rate_that_drops_nothing_or_all_is_refused(rate: float) -> None:
+    stream = Counter(1, 2, 3, 4, 0), 8, c_uint32(5), 2
+    for call in (
+        bound_shapes.drop(codes(), FedmpqExtent(2, 5, 2), False, rate, *stream, np.zeros(64, np.uint8)),
+        bound_shapes.drop_errors(FedmpqExtent(2, 5, 2), False, rate, 2.0, *stream, np.zeros(64, np.uint16)),
     ):
         with pytest.raises(KernelError, match="outside what it takes"):
             call()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from ctypes import c_uint32
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedmpq.kernels import bound_shapes
 from fedmpq.kernels.prototypes import FedmpqExtent
-from fedmpq.kernels.tensors import Pool, StoredCodes
+from fedmpq.kernels.tensors import Counter, Pool, StoredCodes
+from fedmpq.model.dropout import Dropout, kept
+from fedmpq.model.randomness import Draws, Purpose
 from tests.kernels.training_reference import halved, packed, widened
 
 per_isa = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -176,3 +180,56 @@ def test_elements_come_from_where_the_table_says(
         if place >= 0:
             sums[:, place] += widened(error)[:, number]
     np.testing.assert_array_equal(back, halved(sums).reshape(-1))
+
+
+@per_isa
+@given(
+    st.integers(1, 3),
+    st.integers(1, 7),
+    st.one_of(st.integers(1, 70), st.just(4099)),
+    st.booleans(),
+    st.sampled_from([0.125, 0.5, 0.90625]),
+    FORMS,
+    seeds,
+    threads,
+)
+def test_what_is_dropped_follows_from_the_counter(
+    isa: str,
+    images: int,
+    pixels: int,
+    channels: int,
+    whole: bool,
+    rate: float,
+    form: tuple[bool, int],
+    seed: int,
+    threads: int,
+) -> None:
+    """Element by element, or channel by channel; more numbers than are drawn at a time."""
+    pairs, zero = form
+    dropout, draws = Dropout(rate, whole), Draws(seed % 2**32, 5, 6)
+    stays = kept(dropout, draws, 7, 8, (images, pixels, channels))
+    count = pixels * channels
+    values = np.random.default_rng(seed).integers(0, 16 if pairs else 256, (images, count))
+    codes = StoredCodes(packed(values, pairs), pairs, zero)
+    extent = FedmpqExtent(images, pixels, channels)
+    out = np.full(StoredCodes.nbytes(images, count, pairs), 0xEE, np.uint8)
+    counter, step = Counter(draws.seed, 5, 6, 7, 0), c_uint32(8)
+    stream = counter, int(Purpose.DROPOUT), step, threads
+    bound_shapes.drop(codes, extent, whole, rate, *stream, out)()
+    expected = np.where(stays.reshape(images, count), values, zero)
+    np.testing.assert_array_equal(out, packed(expected, pairs))
+    error = errors((images, count), seed)
+    larger = halved(widened(error) * dropout.factor)
+    factor = float(dropout.factor)
+    bound_shapes.drop_errors(extent, whole, rate, factor, *stream, error)()
+    np.testing.assert_array_equal(error, np.where(stays.reshape(images, count), larger, 0))
+
+
+def test_as_much_is_dropped_as_the_rate_says() -> None:
+    dropout = Dropout(0.25)
+    stays = kept(dropout, Draws(1, 2, 3), 0, 0, (8, 5, 5, 50))
+    assert stays.mean() == pytest.approx(0.75, abs=0.01)
+    assert (stays[0] != stays[1]).any()
+    channels = kept(Dropout(0.25, whole_channels=True), Draws(1, 2, 3), 0, 0, (200, 2, 2, 50))
+    assert (channels == channels[:, :1, :1]).all()
+    assert channels.mean() == pytest.approx(0.75, abs=0.02)

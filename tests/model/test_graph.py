@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmpq.model import graph_wire
+from fedmpq.model.dropout import Dropout
 from fedmpq.model.graph import (
     INPUT,
     AdaptiveAvgPool,
@@ -367,6 +369,37 @@ def test_any_change_changes_the_id() -> None:
 
 def message_of(graph: Graph) -> graph_pb2.Graph:
     return graph_pb2.Graph.FromString(graph.to_bytes())
+
+
+def test_dropout_is_in_the_bytes_of_graphs_that_have_it_only() -> None:
+    plain = every_op()
+    number = next(i for i, node in enumerate(plain.nodes) if isinstance(node.op, Conv2d))
+    nodes = list(plain.nodes)
+    seen = {plain.id}
+    for dropout in (Dropout(0.5), Dropout(0.25), Dropout(0.5, whole_channels=True)):
+        nodes[number] = replace(nodes[number], dropout=dropout)
+        graph = replace(plain, nodes=tuple(nodes))
+        assert Graph.from_bytes(graph.to_bytes()) == graph
+        seen.add(graph.id)
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "dropout", "words"),
+    [
+        (Conv2d, Dropout(0.0), "the rate of the dropout is"),
+        (Conv2d, Dropout(1.0), "must be below 1"),
+        (Conv2d, Dropout(math.nan), "the rate of the dropout is"),
+        (Relu, Dropout(0.5), "only layers do"),
+        (Linear, Dropout(0.5, whole_channels=True), "drops whole channels"),
+    ],
+)
+def test_a_dropout_that_cannot_be_is_refused(kind: type[Any], dropout: Dropout, words: str) -> None:
+    nodes = tuple(
+        replace(node, dropout=dropout) if isinstance(node.op, kind) else node for node in every_op().nodes
+    )
+    with pytest.raises(GraphError, match=words):
+        replace(every_op(), nodes=nodes)
 
 
 def test_other_format_versions_are_refused() -> None:

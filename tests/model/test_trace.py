@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedmpq.model import graph as g
 from fedmpq.model import zoo
+from fedmpq.model.dropout import Dropout
 from fedmpq.model.module_state import initial_state, load_state
 from fedmpq.model.quantizers import check_quantizers
 from fedmpq.model.trace import TraceError, trace
@@ -192,8 +193,10 @@ SAME: dict[str, Callable[[], Any]] = {
     "hardtanh at 1": lambda: Forward(lambda m, x: m.a(x), a=nn.Hardtanh(0, 1)),
     "same": lambda: Forward(lambda m, x: m.c(x), c=nn.Conv2d(4, 4, (3, 5), padding="same", dilation=(2, 1))),
     "valid": lambda: Forward(lambda m, x: m.c(x), c=nn.Conv2d(4, 4, 3, padding="valid", stride=2)),
-    "dropout": lambda: Forward(lambda m, x: m.d(x), d=nn.Dropout(0.9)),
-    "dropout of channels": lambda: Forward(lambda m, x: m.d(x), d=nn.Dropout2d(0.9)),
+    "dropout": lambda: Forward(lambda m, x: m.c(m.d(x)), d=nn.Dropout(0.9), c=nn.Conv2d(4, 4, 1)),
+    "dropout of channels": lambda: Forward(
+        lambda m, x: m.c(m.d(x)), d=nn.Dropout2d(0.9), c=nn.Conv2d(4, 4, 1)
+    ),
     "no-ops": lambda: Forward(lambda m, x: x.contiguous().clone().detach()),
     "default stride": lambda: Forward(lambda m, x: functional.avg_pool2d(functional.max_pool2d(x, 2), 2)),
     "pool before relu": lambda: Forward(lambda m, x: torch.relu(functional.max_pool2d(x, 2))),
@@ -222,7 +225,9 @@ SAME: dict[str, Callable[[], Any]] = {
         lambda m, x: m.f(x),
         f=nn.Sequential(nn.LeakyReLU(), nn.ELU(0.5), nn.GELU(), nn.GELU("tanh"), nn.ELU()),
     ),
-    "dropout in place": lambda: Forward(lambda m, x: m.d(x), d=nn.Dropout(0.9, inplace=True)),
+    "dropout in place": lambda: Forward(
+        lambda m, x: m.c(m.d(x)), d=nn.Dropout(0.9, inplace=True), c=nn.Conv2d(4, 4, 1)
+    ),
     "product": lambda: Forward(lambda m, x: m.c(x) * x, c=nn.Conv2d(4, 4, 1)),
     "gate": lambda: Forward(lambda m, x: torch.sigmoid(functional.adaptive_avg_pool2d(x, 1)) * x),
     "gate behind": lambda: Forward(lambda m, x: x * x.mean((2, 3), keepdim=True)),
@@ -465,3 +470,45 @@ def test_state_must_fit() -> None:
         initial_state(other, graph)
     with pytest.raises(g.GraphError, match=r"the module has no 'conv1\.weight'"):
         initial_state(nn.Flatten(), graph)
+
+
+def dropping(*layers: Any) -> dict[str, Dropout | None]:
+    image = torch.zeros(1, 3, 8, 8)
+    graph = trace(nn.Sequential(*layers), image, name="net", input_scale=0.1, input_zero_point=7)
+    return {node.name: node.dropout for node in graph.layers}
+
+
+def test_layers_drop_what_they_read() -> None:
+    found = dropping(
+        nn.Dropout(0.25),
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.Dropout2d(0.5),
+        nn.Conv2d(4, 4, 3),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Dropout(0.5, inplace=True),
+        nn.Linear(64, 5),
+        nn.ReLU(),
+        nn.Dropout(0.0),
+        nn.Linear(5, 2),
+    )
+    assert found == {"1": Dropout(0.25), "4": Dropout(0.5, True), "8": Dropout(0.75), "11": None}
+
+
+def test_a_dropout_that_no_layer_reads_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"relu.*reads what a dropout gives: training will drop nothing"):
+        found = dropping(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    assert not any(found.values())
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ((nn.Dropout(1.0), nn.Flatten()), "use a rate below 1"),
+        ((nn.Dropout(0.5), nn.Dropout2d(0.5), nn.Flatten()), "use one dropout of the two"),
+    ],
+)
+def test_a_dropout_that_cannot_be_is_refused(layers: Any, words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        dropping(*layers, nn.Linear(192, 2))

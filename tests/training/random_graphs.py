@@ -23,6 +23,7 @@ import numpy as np
 
 from fedmpq import kernels
 from fedmpq.exchange.messages import TrainingPlan
+from fedmpq.model.dropout import Dropout
 from fedmpq.model.graph import (
     INPUT,
     AdaptiveAvgPool,
@@ -92,9 +93,16 @@ class RandomNet:
         check_elements("output", shape)
         self._check_cost(op, self.shapes[inputs[0]], shape)
         self.last = f"n{len(self.nodes)}"
-        self.nodes.append(Node(self.last, op, inputs))
+        self.nodes.append(Node(self.last, op, inputs, dropout=self._dropout(op)))
         self.shapes[self.last] = shape
         return self.last
+
+    def _dropout(self, op: Op) -> Dropout | None:
+        if not isinstance(op, Conv2d | Linear) or self.random.random() < 0.85:
+            return None
+        return Dropout(
+            self.random.choice((0.125, 0.5, 0.9375)), isinstance(op, Conv2d) and self.random.random() < 0.5
+        )
 
     def _check_cost(self, op: Op, source: Shape, shape: Shape) -> None:
         fan_in = 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from fedmpq.model.dropout import Dropout
 from fedmpq.model.graph import (
     INPUT,
     AdaptiveAvgPool,
@@ -80,6 +82,12 @@ class Net:
     ) -> str:
         op = Linear(self._shapes[source][0], features, bias)
         return self._tail(self.add(op, source), norm, relu)
+
+    def drop(self, name: str, rate: float, whole_channels: bool = False) -> str:
+        """`name`, whose layer drops so much of what it reads."""
+        number = max(i for i, node in enumerate(self._nodes) if isinstance(node.op, Conv2d | Linear))
+        self._nodes[number] = replace(self._nodes[number], dropout=Dropout(rate, whole_channels))
+        return name
 
     def relu(self, source: str, maximum: float = 0.0) -> str:
         return self.add(Relu(maximum), source)
@@ -187,8 +195,19 @@ def gates() -> Graph:
     return net.graph(net.add(GlobalAvgPool(), x))
 
 
+def dropouts() -> Graph:
+    """Dropped elements of the image, channels, 4-bit codes that are read twice, and features."""
+    net = Net(2, 5, 4)
+    x = net.drop(net.conv(INPUT, 7), 0.125)
+    x = net.drop(net.conv(x, 6), 0.25, whole_channels=True)
+    x = net.add(Add(), net.drop(net.conv(x, 3, relu=None), 0.5), net.drop(net.conv(x, 3, relu=None), 0.25))
+    x = net.drop(net.linear(net.add(Flatten(), net.relu(x)), 9, relu=0.0), 0.5)
+    return net.graph(x)
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
-    make.__name__: make for make in (convolutions, bottlenecks, residuals, pools, joins, images, gates)
+    make.__name__: make
+    for make in (convolutions, bottlenecks, residuals, pools, joins, images, gates, dropouts)
 }
 
 

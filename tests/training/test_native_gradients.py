@@ -117,10 +117,18 @@ def torch_step(
     class Network(_Network):
         def _apply(self, node: Any, inputs: Any) -> Any:
             value, backward = super()._apply(node, inputs)
+            self.note(node.name, value)
+            return value, backward
+
+        def _product_of(self, node: Any, op: Any, value: Any) -> Any:
+            if node.dropout is not None:
+                self.note(f"{node.name} dropped", value)
+            return super()._product_of(node, op, value)
+
+        def note(self, name: str, value: Any) -> None:
             rows = value.tensor.permute(0, 2, 3, 1) if value.tensor.ndim == 4 else value.tensor
             if value.form is not None:
-                codes[node.name] = rows.reshape(len(rows), -1).numpy().astype(np.int64)
-            return value, backward
+                codes[name] = rows.reshape(len(rows), -1).numpy().astype(np.int64)
 
     monkeypatch.setattr(torch_engine, "_Network", Network)
     seen = watched(WatchedTorch(), graph, state, batch, DRAWS)
@@ -194,9 +202,12 @@ def test_gradients_from_8_bit_errors_point_the_same_way(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "dropouts"])
 def test_8_bit_errors_are_right_on_average(name: str) -> None:
-    """The mean over seeds strays from the gradients of float errors by no more than its own noise."""
+    """The mean over seeds strays from the gradients of float errors by no more than its own noise.
+
+    Another seed drops other things, which are other gradients.
+    """
     graph, seeds = GRAPHS[name](), 24
     state, batch = random_state(graph, per_channel=True), random_batch(graph, 8)
     exact = watched(WatchedNative(1, float_errors=True), graph, state, batch, DRAWS)
@@ -239,7 +250,8 @@ def test_accumulators_are_exact(monkeypatch: pytest.MonkeyPatch, name: str, bits
     for node in graph.layers:
         op, source = node.op, node.inputs[0]
         assert isinstance(op, Conv2d | Linear)
-        codes = torch.from_numpy(seen.codes[source].reshape(5, *by_pixel(graph.shapes[source]))).double()
+        read = seen.codes[source if node.dropout is None else f"{node.name} dropped"]
+        codes = torch.from_numpy(read.reshape(5, *by_pixel(graph.shapes[source]))).double()
         weights = torch.from_numpy(layers[node.name].integer_weights()).double()
         if isinstance(op, Linear):
             expected = codes.reshape(5, -1) @ weights.t()

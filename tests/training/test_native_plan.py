@@ -79,7 +79,8 @@ def test_every_unit_reads_what_an_earlier_one_gives(name: str) -> None:
         assert unit.output not in given
         given.add(unit.output)
     codes = {node.name for node in graph.nodes if graph.kinds[node.name] == "codes"}
-    assert given == codes | {INPUT, graph.output}
+    dropped = {f"{node.name} dropped" for node in graph.nodes if node.dropout is not None}
+    assert given == codes | dropped | {INPUT, graph.output}
     products = [unit for unit in units if isinstance(unit, ProductUnit)]
     assert [unit.node for unit in products] == list(graph.layers)
     assert [unit.index for unit in products] == list(range(len(graph.layers)))

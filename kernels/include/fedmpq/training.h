@@ -84,6 +84,15 @@ FEDMPQ_API int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqEx
                                              const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
                                              int32_t threads, int32_t* acc, double* sums);
 
+// Dropout: a number u in [0, 1) belongs to each element of an image, in the order of its codes, or, if `whole` is not 0, to
+// each channel. Codes with u < rate become 0 and so do their errors; other errors are multiplied by factor. The numbers of
+// image i, n of them, are those of blocks i * ceil(n/4) and on of Philox4x32-10 with counter (block, c1, c2, c3) and key
+// (k0, k1), as fedmpq_philox_uniform makes them.
+FEDMPQ_API int32_t fedmpq_drop(const FedmpqCodes* codes, const FedmpqExtent* extent, int32_t whole, float rate, uint32_t c1,
+                               uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, uint8_t* out);
+FEDMPQ_API int32_t fedmpq_drop_errors(const FedmpqExtent* extent, int32_t whole, float rate, float factor, uint32_t c1,
+                                      uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, uint16_t* error);
+
 // error of the input (+)= scale * sum of error * weight
 FEDMPQ_API int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights,
                                               float scale, int32_t add, int32_t threads, uint16_t* out);

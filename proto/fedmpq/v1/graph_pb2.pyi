@@ -36,7 +36,7 @@ class Input(_message.Message):
     def __init__(self, channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., scale: _Optional[float] = ..., zero_point: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "inputs", "conv2d", "linear", "batch_norm", "relu", "quantize", "add", "max_pool", "avg_pool", "global_avg_pool", "flatten", "lookup", "mul", "concat", "adaptive_avg_pool", "slice", "channel_shuffle", "pad", "upsample", "frozen")
+    __slots__ = ("name", "inputs", "conv2d", "linear", "batch_norm", "relu", "quantize", "add", "max_pool", "avg_pool", "global_avg_pool", "flatten", "lookup", "mul", "concat", "adaptive_avg_pool", "slice", "channel_shuffle", "pad", "upsample", "frozen", "dropout")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     CONV2D_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Node(_message.Message):
     PAD_FIELD_NUMBER: _ClassVar[int]
     UPSAMPLE_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     inputs: _containers.RepeatedScalarFieldContainer[str]
     conv2d: Conv2d
@@ -79,7 +80,16 @@ class Node(_message.Message):
     pad: Pad
     upsample: Upsample
     frozen: bool
-    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., conv2d: _Optional[_Union[Conv2d, _Mapping]] = ..., linear: _Optional[_Union[Linear, _Mapping]] = ..., batch_norm: _Optional[_Union[BatchNorm, _Mapping]] = ..., relu: _Optional[_Union[Relu, _Mapping]] = ..., quantize: _Optional[_Union[Quantize, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., max_pool: _Optional[_Union[MaxPool, _Mapping]] = ..., avg_pool: _Optional[_Union[AvgPool, _Mapping]] = ..., global_avg_pool: _Optional[_Union[GlobalAvgPool, _Mapping]] = ..., flatten: _Optional[_Union[Flatten, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., mul: _Optional[_Union[Mul, _Mapping]] = ..., concat: _Optional[_Union[Concat, _Mapping]] = ..., adaptive_avg_pool: _Optional[_Union[AdaptiveAvgPool, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., channel_shuffle: _Optional[_Union[ChannelShuffle, _Mapping]] = ..., pad: _Optional[_Union[Pad, _Mapping]] = ..., upsample: _Optional[_Union[Upsample, _Mapping]] = ..., frozen: bool = ...) -> None: ...
+    dropout: Dropout
+    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., conv2d: _Optional[_Union[Conv2d, _Mapping]] = ..., linear: _Optional[_Union[Linear, _Mapping]] = ..., batch_norm: _Optional[_Union[BatchNorm, _Mapping]] = ..., relu: _Optional[_Union[Relu, _Mapping]] = ..., quantize: _Optional[_Union[Quantize, _Mapping]] = ..., add: _Optional[_Union[Add, _Mapping]] = ..., max_pool: _Optional[_Union[MaxPool, _Mapping]] = ..., avg_pool: _Optional[_Union[AvgPool, _Mapping]] = ..., global_avg_pool: _Optional[_Union[GlobalAvgPool, _Mapping]] = ..., flatten: _Optional[_Union[Flatten, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., mul: _Optional[_Union[Mul, _Mapping]] = ..., concat: _Optional[_Union[Concat, _Mapping]] = ..., adaptive_avg_pool: _Optional[_Union[AdaptiveAvgPool, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., channel_shuffle: _Optional[_Union[ChannelShuffle, _Mapping]] = ..., pad: _Optional[_Union[Pad, _Mapping]] = ..., upsample: _Optional[_Union[Upsample, _Mapping]] = ..., frozen: bool = ..., dropout: _Optional[_Union[Dropout, _Mapping]] = ...) -> None: ...
+
+class Dropout(_message.Message):
+    __slots__ = ("rate", "whole_channels")
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    rate: float
+    whole_channels: bool
+    def __init__(self, rate: _Optional[float] = ..., whole_channels: bool = ...) -> None: ...
 
 class Size(_message.Message):
     __slots__ = ("height", "width")
