@@ -122,12 +122,13 @@ def test_the_network_run_with_them_has_them(name: str, per_channel: bool) -> Non
         assert_statistics(found, norm, real_outputs(graph, layers, side, layer, real))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "dropouts"])
 def test_they_are_what_training_normalises_by(name: str) -> None:
     """A training step moves running statistics by 1/8 of the way to the batch's; its variance has n - 1.
 
     Only nearly so behind the first: the integer forward rounds what it adds to an accumulator, training does
-    not. Statistics of another network, such as one normalised by what it came with, are far off.
+    not. Statistics of another network, such as one normalised by what it came with, are far off. With dropout
+    training measures something else, and nothing is to agree.
     """
     graph = GRAPHS[name]()
     layers, side = random_state(graph, bits=(8,))
