@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 from bench import federation, inference, planes, train_step
 from bench.machine import Machine
 from bench.memory import ROOT
+from bench.pages import measured_on, with_generated
 from bench.timing import load_average
 from bench.train_step import Case
 from bench.workload import BATCHES, MODELS
@@ -106,14 +106,11 @@ def inference_facts() -> list[Facts]:
 
 
 def described(machine: Machine, before: list[float], after: list[float]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    today = datetime.datetime.now(datetime.timezone.utc).date()
     warning = (
         " **The machine was busy with other work: the figures say little, those of several threads least.**"
     )
     return (
-        f"Measured {today} on {machine.cpu_model} ({machine.system}), {machine.cores} cores,"
-        f" {machine.memory_gb} GB; {versions}. Load average {before[0]} before, {after[0]} after."
+        f"{measured_on(machine)} Load average {before[0]} before, {after[0]} after."
         f"{warning if machine.busy_with(before) else ''}"
     )
 
@@ -190,15 +187,6 @@ def _spread_cell(spread: dict[str, float] | None, scale: float, form: str) -> st
     return f"{median:{form}} ({least:{form}} to {greatest:{form}})"
 
 
-def with_generated(page: str, generated: str) -> str:
-    """The page with what stands between its markers replaced."""
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks its markers; it needs the lines {BEGIN!r} and {END!r}")
-    return f"{head}{BEGIN}\n{generated}\n{END}{tail}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.performance", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5, help="turns per rival (default %(default)s)")
@@ -221,7 +209,7 @@ def main() -> None:
         *(f"```\n{inference.table(facts)}\n```" for facts in models),
     ]
     generated = "\n\n".join(part for part in parts if part)
-    arguments.page.write_text(with_generated(page, generated), encoding="utf-8")
+    arguments.page.write_text(with_generated(page, generated, BEGIN, END), encoding="utf-8")
     print(f"written to {arguments.page}")
 
 

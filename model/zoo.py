@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fedmpq.model import tiny_networks
 from fedmpq.model.graph import Graph
 from fedmpq.model.module_input import as_taken
 from fedmpq.system.named_object import NamedObjectError, load_attribute
@@ -174,4 +175,12 @@ _ZOO: dict[str, Callable[..., torch.nn.Module]] = {
     "resnet44": partial(_residual_network, (16, 32, 64), 7),
     "resnet18": partial(_torchvision_network, "resnet18", "conv1"),
     "mobilenet_v2": partial(_torchvision_network, "mobilenet_v2", "features.0.0"),
+    "mobilenet_v3_small": partial(_torchvision_network, "mobilenet_v3_small", "features.0.0"),
+    "shufflenet_v2_x0_5": partial(_torchvision_network, "shufflenet_v2_x0_5", "conv1.0"),
+    "squeezenet1_1": partial(_torchvision_network, "squeezenet1_1", "features.0"),
+    "efficientnet_b0": partial(_torchvision_network, "efficientnet_b0", "features.0.0"),
+    "ds_cnn": tiny_networks.ds_cnn,
+    "mobilenet_v1_025": tiny_networks.mobilenet_v1_025,
+    "autoencoder": tiny_networks.autoencoder,
+    "inertial_cnn": tiny_networks.inertial_cnn,
 }

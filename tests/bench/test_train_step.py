@@ -14,6 +14,7 @@ from torch import fx, nn
 from bench import memory, performance, torch_rivals, train_step, workload
 from bench.machine import Machine
 from bench.memory import Growth
+from bench.pages import with_generated
 from bench.timing import Spread
 from bench.train_step import Case, Result
 from bench.workload import Workload, make_workload
@@ -211,15 +212,16 @@ def test_fake_activations_have_sixteen_levels() -> None:
 
 def test_only_what_is_between_the_markers_is_replaced() -> None:
     page = f"head\n{performance.BEGIN}\nold\n{performance.END}\ntail\n"
-    written = performance.with_generated(page, "new")
+    written = with_generated(page, "new", performance.BEGIN, performance.END)
     assert written == f"head\n{performance.BEGIN}\nnew\n{performance.END}\ntail\n"
-    assert performance.with_generated(written, "new") == written
+    assert with_generated(written, "new", performance.BEGIN, performance.END) == written
     with pytest.raises(ValueError, match="lacks its markers"):
-        performance.with_generated("no markers", "new")
+        with_generated("no markers", "new", performance.BEGIN, performance.END)
 
 
 def test_the_page_in_the_repository_can_be_written_into() -> None:
-    performance.with_generated(performance.PAGE.read_text(encoding="utf-8"), "new")
+    page = performance.PAGE.read_text(encoding="utf-8")
+    assert "\nnew\n" in with_generated(page, "new", performance.BEGIN, performance.END)
 
 
 def test_a_busy_machine_is_told_of() -> None:

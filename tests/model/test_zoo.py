@@ -6,10 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model import zoo
+from fedmpq.model.module_state import initial_state
+from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.randomness import Draws
 from fedmpq.model.zoo import ModelError
+from fedmpq.training.engine import make_engine
 
 torch = pytest.importorskip("torch")
 
@@ -19,8 +25,83 @@ def weights_of(module: torch.nn.Module) -> int:  # type: ignore[name-defined]
 
 
 def test_names() -> None:
-    expected = {"resnet20", "resnet44", "mobilenet_v2", "resnet18", "digits_cnn", "resnet8"}
-    assert set(zoo.names()) == expected
+    residual = {"resnet20", "resnet44", "resnet18", "digits_cnn", "resnet8"}
+    sensors = {"ds_cnn", "mobilenet_v1_025", "autoencoder", "inertial_cnn"}
+    assert set(zoo.names()) == residual | sensors | TORCHVISION.keys()
+
+
+TORCHVISION = {
+    "mobilenet_v2": 2_236_682,
+    "mobilenet_v3_small": 1_528_106,
+    "shufflenet_v2_x0_5": 352_042,
+    "squeezenet1_1": 727_626,
+    "efficientnet_b0": 4_020_358,
+}
+"""Parameters with ten classes of colour images."""
+
+
+@pytest.mark.parametrize("name", sorted(TORCHVISION))
+def test_torchvisions_have_their_parameters(name: str) -> None:
+    with torch.device("meta"):
+        module = zoo.build(name, classes=10, channels=3)
+    assert sum(parameter.numel() for parameter in module.parameters()) == TORCHVISION[name]
+
+
+# Keras counts BatchNorm's statistics. The reference networks also have a bias before every BatchNorm, and
+# their ResNet-8 has no BatchNorm behind its two shortcuts.
+@pytest.mark.parametrize(
+    ("name", "classes", "channels", "published"),
+    [
+        ("ds_cnn", 12, 1, 24_908),
+        ("mobilenet_v1_025", 2, 3, 221_794),
+        ("autoencoder", 2, 640, 269_992),
+        ("resnet8", 10, 3, 78_666 + 4 * (32 + 64)),
+    ],
+)
+def test_mlperf_tinys_have_the_published_parameters(
+    name: str, classes: int, channels: int, published: int
+) -> None:
+    module = zoo.build(name, classes=classes, channels=channels)
+    counted = sum(tensor.numel() for key, tensor in module.state_dict().items() if "num_batches" not in key)
+    norms = torch.nn.BatchNorm1d | torch.nn.BatchNorm2d
+    biases = sum(part.num_features for part in module.modules() if isinstance(part, norms))
+    assert counted + biases == published
+
+
+SENSORS = {
+    "ds_cnn": (12, (1, 49, 10)),
+    "mobilenet_v1_025": (2, (3, 96, 96)),
+    "autoencoder": (640, (640, 1, 1)),
+    "inertial_cnn": (6, (9, 1, 128)),
+}
+"""Outputs, and the shape of what they take."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SENSORS))
+def test_networks_for_sensors_train_alike_on_both_engines(name: str) -> None:
+    """The first step's loss, which the reference engine computes in torch, and that all layers learn."""
+    outputs, shape = SENSORS[name]
+    torch.manual_seed(0)
+    module = zoo.build(name, classes=outputs, channels=shape[0])
+    graph = zoo.graph_of(name, classes=outputs, input_shape=shape, input_scale=1 / 64, input_zero_point=120)
+    weights, side = initial_state(module, graph)
+    layers = {key: QuantizedLayer.from_weights(each, 4, "max", False) for key, each in weights.items()}
+    random = np.random.default_rng(1)
+    images = random.integers(0, 256, (8, *shape[1:], shape[0])).astype(np.uint8)
+    batch = images, random.integers(0, outputs, 8)
+    plan = TrainingPlan(update="carried", learning_rate=0.01, code_learning_rate=0.05)
+    losses = []
+    for kind in ("native", "torch"):
+        engine = make_engine(kind, 1)
+        engine.load(graph, layers, side, plan, Draws(seed=1, client=2, round=3))
+        losses.append(engine.train_epoch([batch]).loss)
+        fractions, trained = engine.fractions(), engine.layers()
+        for node in graph.layers:
+            moved = fractions[node.name].any() or (trained[node.name].codes != layers[node.name].codes).any()
+            assert moved, node.name
+    assert graph.shapes[graph.output] == (outputs,)
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 # He et al. count 0.27 M (ResNet-20) and 0.66 M (ResNet-44) parameters.
