@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.model.graph import Graph
-from fedmpq.model.task import Answers, Task, answers_of
+from fedmpq.model.task import Answers, Task, answers_of, reconstruction_errors
 
 WORST, BEST = -1.0, 1.0
 """No score of any task lies beyond these."""
@@ -226,12 +226,6 @@ _MEASUREMENTS: Mapping[Task, type[Measurement]] = {
     "regression": _Values,
     "reconstruction": _Inputs,
 }
-
-
-def reconstruction_errors(outputs: Floats, values: Floats) -> NDArray[np.float64]:
-    """By sample, the mean squared difference of its reconstruction: what tells an anomaly."""
-    apart = outputs.astype(np.float64) - values
-    return np.square(apart).mean(axis=1)  # type: ignore[no-any-return]
 
 
 def auroc(scores: Floats, positive: Marks) -> float | None:

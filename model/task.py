@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from fedmpq.model.graph import Graph, Input
+    from fedmpq.model.graph import Graph
 
 Task = Literal["classification", "multi_label", "regression", "reconstruction"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -36,16 +36,30 @@ def outputs_of(task: Task, names: int, image: tuple[int, int, int]) -> int:
     return math.prod(image) if task == "reconstruction" else names
 
 
-def input_values(image: Input, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+def input_values(scale: float, zero_point: int, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What images (N, H, W, C) stand for, in the order of a reconstruction's outputs: (N, C * H * W)."""
-    centred = codes.astype(np.float32) - np.float32(image.zero_point)
-    centred *= np.float32(image.scale)
+    centred = codes.astype(np.float32) - np.float32(zero_point)
+    centred *= np.float32(scale)
     return np.ascontiguousarray(centred.transpose(0, 3, 1, 2).reshape(len(codes), -1))
 
 
 def answers_of(graph: Graph, images: NDArray[np.uint8], given: Answers) -> Answers:
     """What the outputs of a batch are compared with: what was given, or the images themselves."""
-    return input_values(graph.input, images) if graph.task == "reconstruction" else given
+    if graph.task != "reconstruction":
+        return given
+    return input_values(graph.input.scale, graph.input.zero_point, images)
+
+
+def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The probability of each label: 1 / (1 + exp(-logit))."""
+    powers = np.exp(-np.abs(logits))
+    return np.where(logits < 0, powers, np.float32(1)) / (1 + powers)  # type: ignore[no-any-return]
+
+
+def reconstruction_errors(outputs: NDArray[Any], values: NDArray[Any]) -> NDArray[np.float64]:
+    """By sample, the mean squared difference of its reconstruction: what tells an anomaly."""
+    apart = outputs.astype(np.float64) - values
+    return np.square(apart).mean(axis=1)  # type: ignore[no-any-return]
 
 
 def answer_problem(graph: Graph, samples: int, answers: Answers) -> str | None:

@@ -83,7 +83,7 @@ def test_of_reconstructions(samples: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     made, pixels = graph("reconstruction"), images(samples, random)
     anomalous = random.permutation(samples) < samples // 2
-    values = input_values(IMAGE, pixels)
+    values = input_values(IMAGE.scale, IMAGE.zero_point, pixels)
     outputs = (values + random.normal(0, 0.3, values.shape) * (1 + anomalous[:, None])).astype(np.float32)
     score = score_of(made, outputs, pixels, np.zeros(samples, np.int64), anomalous)
     normal = ~anomalous
@@ -107,7 +107,7 @@ def test_input_values_are_in_torchs_order() -> None:
         for row in range(2)
         for column in range(3)
     ]
-    np.testing.assert_allclose(input_values(IMAGE, codes)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(input_values(IMAGE.scale, IMAGE.zero_point, codes)[0], expected, rtol=1e-6)
 
 
 @given(st.integers(2, 60), st.integers(0, 4), SEEDS)
