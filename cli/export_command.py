@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmpq.data.dataset import DataError
+from fedmpq.data.tasks import anomalies
+from fedmpq.export.card import Card
 from fedmpq.export.exporting import Exported, LabelledImages, export_model
 from fedmpq.export.float_speed import SpeedMeter
 from fedmpq.export.format import ExportError
@@ -16,6 +18,7 @@ from fedmpq.export.target import Target
 from fedmpq.export.targets import TARGETS, find_target
 from fedmpq.lab.run import Run, load_run
 from fedmpq.model.deployed import DeployedModel
+from fedmpq.model.metrics import metric_named
 
 EPILOG = """examples:
   fedmpq export --run runs/fedmpq-best-resnet20-0 --all -o models
@@ -104,7 +107,9 @@ def _tests(run: Run) -> LabelledImages | None:
             f"without test images, so verified on random ones and without accuracy: {error}", file=sys.stderr
         )
         return None
-    return None if test is None else LabelledImages(test.images, test.labels, run.test_source)
+    if test is None:
+        return None
+    return LabelledImages(test.images, test.labels, run.test_source, test.targets, anomalies(test))
 
 
 def _chosen(run: Run, arguments: argparse.Namespace) -> list[tuple[str, DeployedModel]]:
@@ -118,11 +123,19 @@ def _chosen(run: Run, arguments: argparse.Namespace) -> list[tuple[str, Deployed
 
 
 def _table(exported: Sequence[Exported]) -> str:
-    rows = [COLUMNS, *(_row(each) for each in exported)]
+    metric = metric_named(exported[0].card["metric"] if exported else "").title
+    heading = tuple(metric if name == "accuracy" else name for name in COLUMNS)
+    rows = [heading, *(_row(each) for each in exported)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _number(card: Card) -> str:
+    """The task's metric."""
+    value: float = card[card["metric"]]
+    return f"{value:.2%}" if metric_named(card["metric"]).is_share else f"{value:.4f}"
 
 
 def _row(exported: Exported) -> tuple[str, ...]:
@@ -135,6 +148,6 @@ def _row(exported: Exported) -> tuple[str, ...]:
         f"{card['size_ratio']:.3f}",
         f"{speed['milliseconds']:.2f}" if speed else "-",
         f"{speed['speedup']:.2f}" if speed else "-",
-        "-" if card["accuracy"] is None else f"{card['accuracy']:.2%}",
+        "-" if card[card["metric"]] is None else _number(card),
         f"{card['verified_images']} of {card['verified_images']} images",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from fedmpq.data.photo import read_photo, reason_of
 from fedmpq.data.sound import is_sound, log_mel, read_wave
 from fedmpq.export.format import ExportError
 from fedmpq.export.onnx.runtime import OnnxRunner
+from fedmpq.model.task import input_values, reconstruction_errors, sigmoid
 
 BAR = 24
 
@@ -26,7 +28,10 @@ class ImageError(ValueError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print the likeliest classes of each image or recording by an exported .onnx model."
+    parser.description = (
+        "Print what an exported .onnx model says of each image or recording: the likeliest classes, the "
+        "probabilities of labels, values, or how badly it is reconstructed."
+    )
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     parser.add_argument("images", type=Path, nargs="+", metavar="FILE", help="an image or a WAV file")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to print (default: 5)")
@@ -44,18 +49,33 @@ def run_command(arguments: argparse.Namespace) -> int:
         except ImageError as error:
             faults.append(str(error))
             continue
-        shares = softmax(runner.logits(image)[0])
-        best = [int(index) for index in np.argsort(-shares, kind="stable")[: arguments.top]]
+        facts, lines = told(runner, image, arguments.top)
         if arguments.json:
-            classes = [{"class": runner.class_names[i], "probability": float(shares[i])} for i in best]
-            print(json.dumps({"image": str(path), "classes": classes}))
+            print(json.dumps({"image": str(path), **facts}))
         else:
-            print(path)
-            for index in best:
-                print(f"  {shares[index]:6.1%}  {bar(shares[index])}  {runner.class_names[index]}")
+            print("\n".join((str(path), *lines)))
     if faults:
         raise ImageError(f"{len(faults)} of {len(arguments.images)} files left out: {'; '.join(faults)}")
     return 0
+
+
+def told(runner: OnnxRunner, image: NDArray[np.uint8], top: int) -> tuple[dict[str, Any], list[str]]:
+    """What the model says of one image, by its task: for programs, and in lines for people."""
+    outputs, names = runner.logits(image), runner.class_names
+    if runner.task == "reconstruction":
+        kept = runner.metadata["input"]
+        values = input_values(kept["scale"], kept["zero_point"], image)
+        error = float(reconstruction_errors(outputs, values)[0])
+        return {"error": error}, [f"  {error:.6g}  mean squared error of the reconstruction"]
+    if runner.task == "regression":
+        found = {name: float(value) for name, value in zip(names, outputs[0], strict=True)}
+        return {"values": found}, [f"  {value:12.6g}  {name}" for name, value in found.items()]
+    many = runner.task == "multi_label"
+    shares = sigmoid(outputs[0]) if many else softmax(outputs[0])
+    best = [int(index) for index in np.argsort(-shares, kind="stable")[:top]]
+    rows = [{"label" if many else "class": names[i], "probability": float(shares[i])} for i in best]
+    lines = [f"  {shares[index]:6.1%}  {bar(shares[index])}  {names[index]}" for index in best]
+    return {"labels" if many else "classes": rows}, lines
 
 
 def read_image(path: Path, runner: OnnxRunner) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 from fedmpq.data.dataset import DataError, Dataset, Size, height_width, resized
 from fedmpq.data.fitting import Form, fitted
 from fedmpq.data.samples import Samples
+from fedmpq.data.tasks import Task, for_task
 from fedmpq.data.value_range import ValueRange
 
 Split = Literal["train", "test"]
@@ -64,26 +65,42 @@ class MeasuredSource(DataSource, Protocol):
         ...
 
 
-def load_samples(source: DataSource, name: str, split: Split, size: Size | None = None) -> Samples:
-    """One split of a source as it was measured; of one that gives codes, these at `size`."""
+def load_samples(
+    source: DataSource,
+    name: str,
+    split: Split,
+    size: Size | None = None,
+    task: Task = "classification",
+) -> Samples:
+    """One split of a source as it was measured, with what the task needs; of one that gives codes, these at
+    `size`."""
     _check_split(source, name, split)
     if isinstance(source, MeasuredSource):
-        return source.samples(split)
+        found = source.samples(split)
+    else:
+        found = _as_samples(source, name, split, size)
+    try:
+        return for_task(found, task)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _as_samples(source: DataSource, name: str, split: Split, size: Size | None) -> Samples:
     data = load_split(source, name, split, size)
-    return Samples(name, data.images, data.labels, data.class_names, data.skipped)
+    return Samples(name, data.images, data.labels, data.class_names, data.skipped, data.targets)
 
 
 def load_form(source: DataSource, name: str, split: Split, form: Form) -> Dataset:
     """One split of a source as a model takes it; an error calls the source by `name`."""
     _check_split(source, name, split)
     if isinstance(source, FormSource):
-        return source.load_as(split, form)
-    if isinstance(source, MeasuredSource):
+        data = source.load_as(split, form)
+    elif isinstance(source, MeasuredSource):
         data = source.samples(split, form).coded(form.value_range)
     else:
         data = source.load(split, form.size)
     try:
-        return fitted(data, form)
+        return for_task(fitted(data, form), form.task)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
 

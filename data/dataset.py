@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Size = int | tuple[int, int]
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+Targets = NDArray[np.float32]
 
 MAX_CLASSES = 65536
 MAX_SIDE = 4096
@@ -31,13 +32,16 @@ class DataError(ValueError):
 class Dataset:
     """N labelled images: `images` uint8 (N, H, W, C), `labels` int64 (N,) indexing `class_names`.
 
-    `skipped` lists (path, reason) of the images that could not be read.
+    `skipped` lists (path, reason) of the images that could not be read. Of a task whose answers are numbers,
+    `targets` float32 (N, K) has them, and `class_names` names the K of them; labels are then all 0, unless
+    they say of which kind a sample is. Targets (N, 0) are those of samples of which nothing is known.
     """
 
     images: Images
     labels: Labels
     class_names: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...] = ()
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -51,6 +55,8 @@ class Dataset:
                 f"labels span {self.labels.min()}..{self.labels.max()}, must lie in "
                 f"0..{len(self.class_names) - 1} for {len(self.class_names)} classes: renumber them"
             )
+        if self.targets is not None:
+            check_targets(self.targets, len(self), len(self.class_names))
 
     def __len__(self) -> int:
         return int(self.images.shape[0])
@@ -67,7 +73,10 @@ class Dataset:
         if chosen.size and chosen.dtype.kind not in "iu":
             raise DataError(f"subset takes integer indices, not {chosen.dtype}: use np.flatnonzero on a mask")
         chosen = chosen.astype(np.int64)
-        return Dataset(self.images[chosen], self.labels[chosen], self.class_names, self.skipped)
+        targets = None if self.targets is None else self.targets[chosen]
+        return dataclasses.replace(
+            self, images=self.images[chosen], labels=self.labels[chosen], targets=targets
+        )
 
     def normalisation(self) -> tuple[float, int]:
         """One (scale, zero_point) for the whole set: a pixel `a` has the value scale * (a - zero_point).
@@ -117,6 +126,17 @@ def height_width(size: Size) -> tuple[int, int]:
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
         raise DataError(f"size {height}x{width} is out of range: each side must lie in 1..{MAX_SIDE}")
     return height, width
+
+
+def check_targets(targets: NDArray[Any], samples: int, names: int) -> None:
+    """Refuse targets that are not float32 (samples, names) and finite; (samples, 0) are none at all."""
+    if targets.dtype != np.float32 or targets.shape not in ((samples, names), (samples, 0)):
+        raise DataError(
+            f"targets are {describe(targets)}, must be float32 of shape ({samples}, {names}): a row for each "
+            "sample, a column for each of the names"
+        )
+    if not np.isfinite(targets).all():
+        raise DataError("targets hold NaN or infinity: drop these samples")
 
 
 def describe(array: NDArray[Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmpq.data.dataset import DataError, Dataset, Images, resized
+from fedmpq.data.tasks import Task
 from fedmpq.data.value_range import ValueRange
 
 # As Pillow's conversion to "L": ITU-R 601-2 luma in 16-bit fixed point.
@@ -24,6 +25,8 @@ class Form:
     channels: int
     value_range: ValueRange | None = None
     """Of measured values; None: floats lie in 0..1, and others cannot be coded."""
+    task: Task = "classification"
+    """What the model does with them, which says what must be known of each."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -67,7 +70,7 @@ def labelled(data: Dataset, class_names: Sequence[str]) -> Dataset:
     unknown = [name for name in held if name not in label_of]
     if not unknown:
         table = np.array([label_of.get(name, -1) for name in data.class_names], np.int64)
-        return Dataset(data.images, table[data.labels], tuple(class_names), data.skipped)
+        return dataclasses.replace(data, labels=table[data.labels], class_names=tuple(class_names))
     if not numbered(data.class_names):
         raise DataError(
             f"class {unknown[0]!r} is none of the model's {len(class_names)} classes "
@@ -78,7 +81,7 @@ def labelled(data: Dataset, class_names: Sequence[str]) -> Dataset:
             f"label {greatest} is none of the model's: its {len(class_names)} classes ({_few(class_names)}) "
             f"end at {len(class_names) - 1}; number the labels as the model does"
         )
-    return Dataset(data.images, data.labels, tuple(class_names), data.skipped)
+    return dataclasses.replace(data, class_names=tuple(class_names))
 
 
 def numbered(class_names: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.data.answers import read_answers
 from fedmpq.data.data_source import Split
 from fedmpq.data.dataset import DataError, Dataset, Size, resized
 from fedmpq.data.fitting import Form
@@ -48,31 +49,26 @@ class InMemory:
 
 def from_arrays(
     values: NDArray[Any],
-    labels: NDArray[Any] | Sequence[int],
+    answers: NDArray[Any] | Sequence[Any] | None = None,
     class_names: Sequence[str] = (),
     name: str = IN_MEMORY,
 ) -> Samples:
-    """Samples and the label of each: uint8 `(N, H, W, C)` or `(N, H, W)`, or channels first for the rest."""
-    array, numbers = _values(values), np.asarray(labels)
+    """Samples: uint8 `(N, H, W, C)` or `(N, H, W)`, or channels first for the rest; and what is known of
+    each (`read_answers`)."""
+    array = _values(values)
     if array.ndim not in (2, 3, 4):
         raise DataError(f"{name}: the samples have shape {array.shape}; each is to be {_SHAPES}")
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or len(numbers) != len(array):
-        raise DataError(
-            f"{name}: the labels are {numbers.dtype} of shape {numbers.shape}; give one whole number for "
-            f"each of the {len(array)} samples"
-        )
-    if len(numbers) and int(numbers.min()) < 0:
-        raise DataError(f"{name}: label {int(numbers.min())} is negative; number the classes from 0")
-    names = tuple(class_names) or tuple(str(label) for label in range(int(numbers.max(initial=-1)) + 1))
+    labels, targets, names = read_answers(name, answers, len(array), class_names)
     if array.dtype != np.uint8 or array.ndim == 2 or _is_tensor(values):
         array = channels_first(name, array)
     elif array.ndim == 3:
         array = array[..., None]
-    return Samples(name, array, numbers.astype(np.int64), names)
+    return Samples(name, array, labels, names, targets=targets)
 
 
 def from_pairs(pairs: Indexed, name: str = IN_MEMORY) -> Samples:
-    """All `(sample, label)` pairs of an object, read once; samples are PIL's images, arrays or tensors.
+    """All `(sample, label)` pairs of an object, read once; samples are PIL's images, arrays or tensors, and
+    targets may stand in the place of labels.
 
     The classes are called as the object's `classes` says, where it has them.
     """
@@ -81,15 +77,17 @@ def from_pairs(pairs: Indexed, name: str = IN_MEMORY) -> Samples:
 
 
 def from_items(items: Iterable[Any], name: str = IN_MEMORY, class_names: Sequence[str] = ()) -> Samples:
-    """All `(sample, label)` pairs that an iterable gives, or `(samples, labels)` of several at once."""
+    """All `(sample, label)` pairs that an iterable gives, or `(samples, labels)` of several at once; targets
+    may stand in the place of labels."""
     values: list[NDArray[Any]] = []
-    labels: list[NDArray[np.int64]] = []
+    answers: list[NDArray[Any]] = []
     tensors = False
     for index, item in enumerate(items):
-        sample, label = _pair(item, index, name)
-        several = label.ndim == 1
+        sample, answer = _pair(item, index, name)
+        # Targets of a single sample are floats or truth values; whole numbers are the labels of several.
+        several = answer.ndim == 2 or (answer.ndim == 1 and answer.dtype.kind in "iu")
         values.append(_values(sample) if several else _values(sample)[None])
-        labels.append(label.reshape(-1))
+        answers.append(answer if several else answer[None])
         tensors = _is_tensor(sample)
     if not values:
         raise DataError(f"{name} is empty; give at least two samples")
@@ -98,16 +96,16 @@ def from_items(items: Iterable[Any], name: str = IN_MEMORY, class_names: Sequenc
     whole = np.concatenate(values)
     if tensors and whole.dtype == np.uint8 and whole.ndim > 2:
         whole = channels_first(name, whole)
-    return from_arrays(whole, np.concatenate(labels), class_names, name)
+    return from_arrays(whole, np.concatenate(answers), class_names, name)
 
 
-def _pair(item: Any, index: int, name: str) -> tuple[Any, NDArray[np.int64]]:
+def _pair(item: Any, index: int, name: str) -> tuple[Any, NDArray[Any]]:
     try:
-        sample, label = item
-        numbers = np.asarray(label)
-        if numbers.ndim > 1 or numbers.dtype.kind not in "iu":
-            raise ValueError(f"its label is {numbers.dtype} of shape {numbers.shape}, no whole number")
-        return sample, numbers.astype(np.int64)
+        sample, answer = item
+        numbers = np.asarray(answer)
+        if numbers.ndim > 2 or numbers.dtype.kind not in "iufb":
+            raise ValueError(f"its label is {numbers.dtype} of shape {numbers.shape}, no number")
+        return sample, numbers
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: item {index} is no pair of a sample and a label: {error}") from None
 
@@ -159,6 +157,8 @@ class PairsSource:
         found = self._again() if self._found is None else self._found
         if is_arrays(found):
             return from_arrays(*found, name=self._name)  # type: ignore[misc]
+        if isinstance(found, np.ndarray):
+            return from_arrays(found, name=self._name)
         if isinstance(found, Indexed):
             return from_pairs(found, self._name)
         # What gives its items once is used up.

@@ -16,6 +16,7 @@ from fedmpq.data.open_source import OwnSource, load_own, names_object, open_path
 from fedmpq.data.options import split_options
 from fedmpq.data.samples import Samples
 from fedmpq.data.stratified import stratified_split, stratified_subset
+from fedmpq.data.tasks import Task
 from fedmpq.data.value_range import ValueRange
 
 FASHION_MNIST_PACKAGE = "dataset-fashion-mnist"
@@ -45,9 +46,10 @@ def load_named(
     test_limit: int | None = None,
     size: Size | None = None,
     value_range: ValueRange | None = None,
+    task: Task = "classification",
 ) -> Pair:
     """(train, test) of a data set as codes: those of `load_measured` by that range, at `size` by area."""
-    measured = load_measured(data, split_seed, train_limit, test_limit, size)
+    measured = load_measured(data, split_seed, train_limit, test_limit, size, task)
     train, test = (resized(each.coded(value_range), size) for each in measured)
     return train, test
 
@@ -58,16 +60,18 @@ def load_measured(
     train_limit: int | None = None,
     test_limit: int | None = None,
     size: Size | None = None,
+    task: Task = "classification",
 ) -> MeasuredPair:
     """(train, test) of a data set, a source or what `open_named` makes of a text, as they were measured.
 
     Sets without a test split are divided, class by class, by `split_seed`: digits 80/20, another 90/10. The
     limits keep at most that many images, in the proportions of the classes, chosen by `split_seed` too.
-    `size` resizes images by area; measured values are resized when they are codes.
+    `size` resizes images by area; measured values are resized when they are codes. Both have what `task`
+    needs.
     """
     name = data if isinstance(data, str) else type(data).__name__
     source = open_named(data) if isinstance(data, str) else OwnSource(data, name)
-    train, test = _both_splits(source, name, split_seed, size)
+    train, test = _both_splits(source, name, split_seed, size, task)
     # Where a size is given, only the channels must agree.
     first = 1 if size is None else 3
     shape, other = train.values.shape[first:], test.values.shape[first:]
@@ -107,10 +111,12 @@ def open_named(spec: str) -> DataSource:
     return open_path(spec)
 
 
-def _both_splits(source: DataSource, name: str, split_seed: int, size: Size | None) -> MeasuredPair:
-    train = load_samples(source, name, "train", size)
+def _both_splits(
+    source: DataSource, name: str, split_seed: int, size: Size | None, task: Task
+) -> MeasuredPair:
+    train = load_samples(source, name, "train", size, task)
     if "test" in source.splits():
-        return train, load_samples(source, name, "test", size)
+        return train, load_samples(source, name, "test", size, task)
     return stratified_split(train, TEST_SHARES.get(name, TEST_SHARE), split_seed)
 
 

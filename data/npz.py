@@ -6,7 +6,9 @@
 | `x_train`, `y_train`, `x_test`, `y_test` | images as above, or features (N, F) |
 | `samples`, `labels`, `samples_test`, `labels_test` | channels first: (N, C, H, W), (N, C, L) or (N, F) |
 
-They are uint8, int16 or floats. An array `class_names` names the classes; without it they are called "0",
+They are uint8, int16 or floats. Labels are whole numbers (N,); floats, or several numbers for each sample,
+are targets (module `answers`), as is what is called `targets` or `targets_test`; a model that reconstructs
+its input needs neither. An array `class_names` names the classes or targets; without it they are called "0",
 "1", ... up to the highest label.
 """
 
@@ -14,25 +16,27 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.data.answers import is_labels, target_rows
 from fedmpq.data.arrays import check_memory, image_values, label_vector, numbered_classes
 from fedmpq.data.data_source import Split
-from fedmpq.data.dataset import MAX_CLASSES, DataError, Dataset, Size, resized
+from fedmpq.data.dataset import MAX_CLASSES, DataError, Dataset, Labels, Size, Targets, resized
 from fedmpq.data.fitting import Form
 from fedmpq.data.samples import Samples, channels_first
 from fedmpq.data.value_range import ValueRange
 
-_KEYS: tuple[tuple[Split, str, str], ...] = (
-    ("train", "images", "labels"),
-    ("train", "samples", "labels"),
-    ("test", "samples_test", "labels_test"),
-    ("train", "x_train", "y_train"),
-    ("test", "x_test", "y_test"),
+_KEYS: tuple[tuple[Split, str, tuple[str, ...]], ...] = (
+    ("train", "images", ("labels", "targets")),
+    ("train", "samples", ("labels", "targets")),
+    ("test", "samples_test", ("labels_test", "targets_test")),
+    ("train", "x_train", ("y_train",)),
+    ("test", "x_test", ("y_test",)),
 )
 _CHANNELS_FIRST = ("samples", "samples_test")
 
@@ -42,24 +46,31 @@ class NpzSource:
 
     def __init__(self, path: Path) -> None:
         there = _npz_keys(path)
-        found: dict[Split, tuple[str, str]] = {}
-        for split, values, labels in _KEYS:
-            if {values, labels} <= there:
-                found.setdefault(split, (values, labels))
+        found: dict[Split, tuple[str, str | None]] = {}
+        for split, values, answers in _KEYS:
+            if values in there:
+                found.setdefault(split, (values, _only_one(path, there.intersection(answers))))
         if not found:
             raise DataError(
-                f"{path}: no images+labels, no samples+labels and no x_train+y_train inside: save it with "
-                "np.savez and these names"
+                f"{path}: no images, no samples and no x_train inside: save it with np.savez and these "
+                "names, and labels or targets beside them"
             )
-        arrays = {split: _npz_array(path, labels) for split, (_, labels) in found.items()}
+        arrays = {split: _npz_array(path, key) for split, (_, key) in found.items() if key is not None}
         self._path = path
         self._keys = {split: values for split, (values, _) in found.items()}
+        self._targets = {
+            split: target_rows(str(path), array)
+            for split, array in arrays.items()
+            if str(found[split][1]).startswith("targets") or not is_labels(array)
+        }
+        self._labels = {
+            split: label_vector(path, array) for split, array in arrays.items() if split not in self._targets
+        }
         self._class_names = (
             _names(path, _npz_array(path, "class_names"))
             if "class_names" in there
-            else numbered_classes(path, list(arrays.values()))
+            else _numbered(path, self._labels, self._targets)
         )
-        self._labels = {split: label_vector(path, array) for split, array in arrays.items()}
 
     def splits(self) -> tuple[Split, ...]:
         return tuple(split for split in ("train", "test") if split in self._keys)
@@ -76,10 +87,30 @@ class NpzSource:
             values = channels_first(f"{name}: array {key}", array)
         else:
             values = image_values(self._path, key, array)
-        return Samples(name, values, self._labels[split], self._class_names)
+        zeros = np.zeros(len(values), np.int64)
+        labels, targets = self._labels.get(split, zeros), self._targets.get(split)
+        if targets is None and split not in self._labels:
+            targets = np.zeros((len(values), 0), np.float32)
+        return Samples(name, values, labels, self._class_names, targets=targets)
 
     def bounds(self, split: Split) -> ValueRange | None:
         return self.samples(split).bounds()
+
+
+def _numbered(
+    path: Path, labels: Mapping[Split, Labels], targets: Mapping[Split, Targets]
+) -> tuple[str, ...]:
+    """Targets and classes without names are called by their numbers."""
+    for rows in targets.values():
+        return tuple(str(number) for number in range(rows.shape[1]))
+    return numbered_classes(path, labels.values())
+
+
+def _only_one(path: Path, answers: set[str]) -> str | None:
+    """The array that says what is known of the samples; None: nothing is."""
+    if len(answers) > 1:
+        raise DataError(f"{path}: holds {' and '.join(sorted(answers))}: keep one of them")
+    return next(iter(answers), None)
 
 
 def _npz_keys(path: Path) -> set[str]:

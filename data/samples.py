@@ -8,13 +8,13 @@ width L, features one of a single pixel with F channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.data.dataset import DataError, Dataset, Labels, describe
+from fedmpq.data.dataset import DataError, Dataset, Labels, Targets, check_targets, describe
 from fedmpq.data.value_range import GREATEST, PIXELS, ValueRange, spanning
 
 KINDS = "uint8, int16 or floats"
@@ -32,6 +32,7 @@ class Samples:
     labels: Labels
     class_names: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...] = ()
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 4 or not self.values.size:
@@ -40,6 +41,11 @@ class Samples:
             )
         if not self.is_coded and self.values.dtype != np.int16 and self.values.dtype.kind != "f":
             raise DataError(f"{self.name}: samples are {self.values.dtype}, must be {KINDS}: convert them")
+        if self.targets is not None:
+            try:
+                check_targets(self.targets, len(self), len(self.class_names))
+            except DataError as error:
+                raise DataError(f"{self.name}: {error}") from None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -52,7 +58,8 @@ class Samples:
     def subset(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Samples:
         """The samples and labels at `indices`, in that order."""
         chosen = np.asarray(indices, np.int64)
-        return Samples(self.name, self.values[chosen], self.labels[chosen], self.class_names, self.skipped)
+        targets = None if self.targets is None else self.targets[chosen]
+        return replace(self, values=self.values[chosen], labels=self.labels[chosen], targets=targets)
 
     def bounds(self) -> ValueRange | None:
         """The least and the greatest value of each channel; None of codes, which have no other range."""
@@ -64,7 +71,8 @@ class Samples:
     def coded(self, value_range: ValueRange | None = None) -> Dataset:
         """As codes of that range. Without one codes stay as they are, and floats must lie in 0..1."""
         try:
-            return Dataset(self._codes(value_range), self.labels, self.class_names, self.skipped)
+            codes = self._codes(value_range)
+            return Dataset(codes, self.labels, self.class_names, self.skipped, self.targets)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from None
 

@@ -31,6 +31,7 @@ def describe(model: DeployedModel, target: Target, content: bytes) -> Card:
         "runtime": _with_version(target.runtime),
         "graph": model.graph.id,
         "model": model.graph.name,
+        "task": model.graph.task,
         **model.facts,
         "bit_widths": model.bit_widths,
         "average_bits": round(model.bits_per_weight, 4),
@@ -46,6 +47,14 @@ def describe(model: DeployedModel, target: Target, content: bytes) -> Card:
         },
         "class_names": list(model.class_names),
     }
+
+
+def task_facts(model: DeployedModel) -> dict[str, Any]:
+    """What a file itself tells of its task and of what its input stands for; nothing of a classification."""
+    if model.graph.task == "classification":
+        return {}
+    image = model.graph.input
+    return {"task": model.graph.task, "input": {"scale": image.scale, "zero_point": image.zero_point}}
 
 
 def _note(image: Input) -> str:

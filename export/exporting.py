@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from fedmpq.export.card import Card, card_path, describe
 from fedmpq.export.float_speed import SpeedMeter
 from fedmpq.export.format import ExportError
-from fedmpq.export.target import Images, Target
+from fedmpq.export.target import Images, Runner, Target
 from fedmpq.export.targets import find_target, target_of
 from fedmpq.export.verify import random_images
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
+from fedmpq.model.metrics import METRICS, score_of
 from fedmpq.system.durable_files import move_durably, write_durably
 
 RANDOM_IMAGES = 16
@@ -30,11 +31,15 @@ REAL_IMAGES = 256
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Labelled pixels, for verification and accuracy; `source` names them in errors."""
+    """Labelled pixels, for verification and the task's metric; `source` names them in errors."""
 
     images: Images
     labels: NDArray[np.int64]
     source: str = "the test set"
+    targets: NDArray[np.float32] | None = None
+    """In the place of labels, of a task whose answers are numbers."""
+    anomalous: NDArray[np.bool_] | None = None
+    """Which are not normal, of a model that reconstructs its input."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def export_model(
 
     `target` is a target, its class, its name, or `package.module:Class`; by default it is the built-in one
     whose files end like `path`. Its own runtime must compute the integer reference's logits of random images
-    and of `tests` before the file appears, unless `verify` is false. `tests` also measure the accuracy,
+    and of `tests` before the file appears, unless `verify` is false. `tests` also measure how well it does,
     `speed` how fast it is.
     """
     path = Path(path)
@@ -74,7 +79,7 @@ def export_model(
             chosen.verify(partial, model, images)
         card = describe(model, chosen, content)
         card["verified_images"] = len(images) if verify else 0
-        card["accuracy"] = None if tests is None else _accuracy(partial, chosen, tests)
+        card |= _measured(model.graph, None if tests is None else chosen.run(partial), tests)
         card["speed"] = None if speed is None else speed.measure(model, chosen, partial)
         # Its card comes first: a file that is there has passed and is described.
         text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
@@ -99,6 +104,9 @@ def _target(path: Path, given: Target | type[Target] | str | None) -> Target:
 
 def _with_class_names(model: DeployedModel) -> DeployedModel:
     """The model with a name for each output: its number, where it has none."""
+    if model.graph.task == "reconstruction":
+        # Its outputs are those of its input; the run's names are of kinds of samples.
+        return replace(model, class_names=())
     outputs = model.graph.shapes[model.graph.output][0]
     if not model.class_names:
         return replace(model, class_names=tuple(str(label) for label in range(outputs)))
@@ -122,6 +130,11 @@ def _images(graph: Graph, tests: LabelledImages | None) -> Images:
     return np.concatenate([noise, tests.images[:REAL_IMAGES]])
 
 
-def _accuracy(path: Path, target: Target, tests: LabelledImages) -> float:
-    logits = target.run(path).logits(tests.images)
-    return float(np.mean(logits.argmax(axis=1) == tests.labels))
+def _measured(graph: Graph, runner: Runner | None, tests: LabelledImages | None) -> Card:
+    """The task's metric by its name, None without tests, and others beside it."""
+    key = METRICS[graph.task].key
+    if runner is None or tests is None:
+        return {"metric": key, key: None}
+    given = tests.labels if tests.targets is None else tests.targets
+    score = score_of(graph, runner.logits(tests.images), tests.images, given, tests.anomalous)
+    return {"metric": key, key: score.value, **score.others}

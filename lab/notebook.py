@@ -16,6 +16,7 @@ from fedmpq.data.in_memory import Indexed, from_arrays, from_items, from_pairs
 from fedmpq.data.named import TEST_SHARE
 from fedmpq.data.samples import Samples
 from fedmpq.data.stratified import stratified_split
+from fedmpq.data.tasks import for_task
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
@@ -107,9 +108,9 @@ def _loaded(data: object, experiment: Experiment) -> tuple[Dataset, Dataset]:
     if isinstance(data, DataSource):
         return simulation.load_data(experiment, data)
     if isinstance(data, tuple) and len(data) == 2 and not _is_images(data[0]):
-        train, test = (_samples(part) for part in data)
+        train, test = (for_task(_samples(part), experiment.task) for part in data)
         return simulation.coded_data(experiment, train, replace(test, class_names=train.class_names))
-    pair = stratified_split(_samples(data), TEST_SHARE, experiment.seed)
+    pair = stratified_split(for_task(_samples(data), experiment.task), TEST_SHARE, experiment.seed)
     return simulation.coded_data(experiment, *pair)
 
 
@@ -119,9 +120,11 @@ def _is_images(value: object) -> bool:
 
 def _samples(data: object) -> Samples:
     if isinstance(data, Dataset):
-        return Samples(IN_MEMORY, data.images, data.labels, data.class_names, data.skipped)
+        return Samples(IN_MEMORY, data.images, data.labels, data.class_names, data.skipped, data.targets)
     if isinstance(data, tuple) and len(data) == 2:
         return from_arrays(data[0], data[1])
+    if _is_images(data):
+        return from_arrays(data)  # type: ignore[arg-type]
     if isinstance(data, Indexed):
         return from_pairs(data)
     if isinstance(data, Iterable):

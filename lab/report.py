@@ -14,6 +14,7 @@ from rich.table import Table
 from fedmpq.lab.round_log import Accuracies, RoundResult
 from fedmpq.method.history import RoundFacts
 from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.metrics import Metric, metric_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +29,7 @@ class Summary:
     accuracy: float
     deployed: dict[str, float]
     mean_deployed: float
+    metric: str = "accuracy"
 
     @classmethod
     def of(cls, results: Sequence[RoundResult], tail: int) -> Summary:
@@ -36,16 +38,13 @@ class Summary:
             accuracy=float(np.mean([result.accuracy for result in last])),
             deployed={b: float(np.mean([result.deployed[b] for result in last])) for b in last[-1].deployed},
             mean_deployed=float(np.mean([result.mean_deployed for result in last])),
+            metric=results[-1].metric,
         )
 
 
 def evaluated(results: Sequence[RoundResult]) -> list[tuple[int, Accuracies]]:
     """The rounds whose models were evaluated."""
     return [(result.round, result.accuracies) for result in results if result.accuracies is not None]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def size(nbytes: float) -> str:
@@ -61,9 +60,13 @@ def round_line(result: RoundResult, rounds: int) -> str:
     """One round in one line."""
     parts = [f"round {result.round:>{len(str(rounds))}}/{rounds}"]
     if (shares := result.accuracies) is not None:
-        parts.append(f"W {percent(shares.accuracy)}")
-        parts += [f"{budget}b {percent(share)}" for budget, share in shares.deployed.items()]
-        parts.append(f"mean {percent(shares.mean_deployed)}")
+        number = metric_named(result.metric).number
+        # Accuracies need no name: that is what a number beside a model is.
+        parts += [] if result.metric == "accuracy" else [metric_named(result.metric).heading]
+        parts.append(f"W {number(shares.accuracy)}")
+        parts += [f"{budget}b {number(share)}" for budget, share in shares.deployed.items()]
+        parts.append(f"mean {number(shares.mean_deployed)}")
+        parts += [f"{name} {value:.4g}" for name, value in shares.others.items()]
     parts += [f"loss {result.loss:.3f}", f"up {size(result.bytes_up)}", f"{result.seconds:.1f} s"]
     return "  ".join(parts)
 
@@ -73,25 +76,26 @@ def summary_table(summaries: Mapping[str, Sequence[Summary]], tail: int) -> Tabl
     seeds = max(len(runs) for runs in summaries.values())
     budgets = sorted({b for runs in summaries.values() for run in runs for b in run.deployed}, key=float)
     last = f"mean of the last {tail} rounds" if tail > 1 else "last round"
+    metric = metric_named(next(run.metric for runs in summaries.values() for run in runs))
     table = Table(
-        title=f"Test accuracy in %, {last}" + (f" and of {seeds} seeds" if seeds > 1 else ""),
+        title=f"Test {metric.heading}, {last}" + (f" and of {seeds} seeds" if seeds > 1 else ""),
         caption="W: full precision. Bits: what devices of that budget run." if budgets else None,
     )
     table.add_column("method", no_wrap=True)
     for heading in ("W", *(f"{budget} bit" for budget in budgets), "mean deployed"):
         table.add_column(heading, justify="right", no_wrap=heading != "mean deployed")
     for method, runs in summaries.items():
-        cells = [_cell([run.accuracy for run in runs])]
-        cells += [_cell([run.deployed[b] for run in runs if b in run.deployed]) for b in budgets]
-        table.add_row(method, *cells, _cell([run.mean_deployed for run in runs]))
+        cells = [_cell([run.accuracy for run in runs], metric)]
+        cells += [_cell([run.deployed[b] for run in runs if b in run.deployed], metric) for b in budgets]
+        table.add_row(method, *cells, _cell([run.mean_deployed for run in runs], metric))
     return table
 
 
-def _cell(shares: Sequence[float]) -> str:
-    if not shares:
+def _cell(values: Sequence[float], metric: Metric) -> str:
+    if not values:
         return NO_VALUE
-    spread = f" ±{50 * (max(shares) - min(shares)):.1f}" if len(shares) > 1 else ""
-    return percent(float(np.mean(shares))) + spread
+    spread = f" ±{metric.number((max(values) - min(values)) / 2)}" if len(values) > 1 else ""
+    return metric.number(float(np.mean(values))) + spread
 
 
 def plot_run(rounds: Sequence[RoundFacts], layer_names: Sequence[str], title: str, path: Path) -> None:
@@ -99,6 +103,7 @@ def plot_run(rounds: Sequence[RoundFacts], layer_names: Sequence[str], title: st
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    metric = metric_named(rounds[-1].metric if rounds else "")
     measured = [facts for facts in rounds if facts.mean_deployed is not None]
     budgets = sorted({budget for facts in measured for budget in facts.deployed}, key=float)
     height = max(4.2, 1.5 + 0.18 * len(layer_names)) if budgets else 4.2
@@ -108,11 +113,11 @@ def plot_run(rounds: Sequence[RoundFacts], layer_names: Sequence[str], title: st
     for budget in budgets:
         color = colormaps[_COLORS]((float(budget) - 1) / (MAX_BITS - 1))
         points = [(facts.round, facts.deployed.get(budget)) for facts in measured]
-        _curve(axes[0], points, f"{budget} bit, deployed", color)
+        _curve(axes[0], metric, points, f"{budget} bit, deployed", color)
     if any(facts.accuracy is not None for facts in measured):
         points = [(facts.round, facts.accuracy) for facts in measured]
-        _curve(axes[0], points, "W (full precision)", "black", dashes=(4, 2))
-    _accuracy_axes(axes[0])
+        _curve(axes[0], metric, points, "W (full precision)", "black", dashes=(4, 2))
+    _metric_axes(axes[0], metric)
     if budgets:
         widths = np.array([facts.bit_widths for facts in rounds]).T
         _heat_map(axes[1], widths, [facts.round for facts in rounds], layer_names)
@@ -121,10 +126,15 @@ def plot_run(rounds: Sequence[RoundFacts], layer_names: Sequence[str], title: st
 
 
 def _curve(
-    axes: Axes, points: Sequence[tuple[int, float | None]], label: str, color: Any, **style: Any
+    axes: Axes,
+    metric: Metric,
+    points: Sequence[tuple[int, float | None]],
+    label: str,
+    color: Any,
+    **style: Any,
 ) -> None:
-    """In percent over the rounds that have a value."""
-    known = [(number, 100 * share) for number, share in points if share is not None]
+    """Over the rounds that have a value, shares in percent."""
+    known = [(number, metric.factor * value) for number, value in points if value is not None]
     rounds, values = [number for number, _ in known], [value for _, value in known]
     axes.plot(rounds, values, color=color, label=label, **_line(rounds), **style)
 
@@ -135,20 +145,21 @@ def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: 
 
     figure = Figure(figsize=(12.0, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
+    metric = metric_named(next(seed[-1].metric for seeds in runs.values() for seed in seeds))
     for method, seeds in runs.items():
         rounds = [number for number, _ in evaluated(seeds[0])]
         shares = [[share for _, share in evaluated(seed)] for seed in seeds]
         for axes, values in (
-            (left, [[100 * share.mean_deployed for share in seed] for seed in shares]),
-            (right, [[100 * share.accuracy for share in seed] for seed in shares]),
+            (left, [[metric.factor * share.mean_deployed for share in seed] for seed in shares]),
+            (right, [[metric.factor * share.accuracy for share in seed] for seed in shares]),
         ):
             (line,) = axes.plot(rounds, np.mean(values, axis=0), label=method, **_line(rounds))
             low, high = np.min(values, axis=0), np.max(values, axis=0)
             axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, lw=0)
     left.set_title("what the devices run, mean over clients")
     right.set_title("W (full precision)")
-    _accuracy_axes(left)
-    _accuracy_axes(right)
+    _metric_axes(left, metric)
+    _metric_axes(right, metric)
     right.set_ylabel("")
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
@@ -163,12 +174,12 @@ def _line(rounds: Sequence[int]) -> dict[str, Any]:
     return {"lw": 1.6, "marker": "o" if len(rounds) <= _MARKED_ROUNDS else None, "ms": 3.5}
 
 
-def _accuracy_axes(axes: Axes) -> None:
+def _metric_axes(axes: Axes, metric: Metric) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy in %")
+    axes.set_ylabel(f"test {metric.heading}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
 

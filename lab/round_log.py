@@ -17,14 +17,16 @@ LOG_NAME = "rounds.jsonl"
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Shares of the test set."""
+    """On the test set, by the metric of the run's task: of a classification shares of the samples."""
 
     accuracy: float
     """Of the full-precision global model `W`."""
     deployed: dict[str, float]
-    """By budget: the mean accuracy of the integer models its clients run; empty for float methods."""
+    """By budget: the mean of the integer models its clients run; empty for float methods."""
     mean_deployed: float
-    """Mean over all clients of the accuracy of the model their device runs."""
+    """Mean over all clients of the model their device runs."""
+    others: dict[str, float] = field(default_factory=dict)
+    """Means over all clients of the other metrics of the task, by name."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class RoundResult:
     """Seconds by phase, see `method.history`."""
     parts: tuple[ClientFacts, ...] = ()
     """What each client of the round was dealt and sent."""
+    metric: str = "accuracy"
+    """By which models are evaluated, see `model.metrics`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Flat, as a line of the log has it."""
@@ -53,7 +57,7 @@ class RoundResult:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> RoundResult:
         rest = dict(record)
-        names = [field.name for field in fields(Accuracies)]
+        names = [each.name for each in fields(Accuracies) if each.name in rest]
         accuracies = Accuracies(**{name: rest.pop(name) for name in names}) if "accuracy" in rest else None
         rest |= {name: tuple(rest[name]) for name in ("clients", "bit_widths")}
         parts = tuple(
@@ -75,6 +79,8 @@ class RoundResult:
             deployed={} if shares is None else shares.deployed,
             mean_deployed=None if shares is None else shares.mean_deployed,
             measured_by="" if shares is None else TEST_DATA,
+            metric=self.metric,
+            others={} if shares is None else shares.others,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             bit_widths=self.bit_widths,

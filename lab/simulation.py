@@ -19,6 +19,7 @@ from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import Dataset, resized
 from fedmpq.data.named import load_measured
 from fedmpq.data.samples import Samples
+from fedmpq.data.tasks import trained_on
 from fedmpq.data.value_range import BOARDS, ValueRange, agreed_range, parse_range
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
@@ -33,7 +34,9 @@ from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.registry import MakesMethod, float_method, integer_method
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.calibration import MIN_SAMPLES
+from fedmpq.model.metrics import METRICS
 from fedmpq.model.module_state import initial_state
+from fedmpq.model.task import outputs_of
 from fedmpq.server.earlier_run import earlier_weights
 from fedmpq.system.folder_locks import FolderTaken, locked_folder
 from fedmpq.system.stopwatch import Stopwatch
@@ -85,7 +88,8 @@ def prepare_with(
 ) -> Prepared:
     """The same with data that is loaded already, and perhaps a module or a method that has no name."""
     parts = _parts(experiment, train)
-    network = module or seeded_module(experiment, len(train.class_names), train.image_shape[2])
+    outputs = outputs_of(experiment.task, len(train.class_names), train.image_shape)
+    network = module or seeded_module(experiment, outputs, train.image_shape[2])
     graph = make_graph(experiment, train, network)
     clients = [
         ClientRecord(n, budget, len(part))
@@ -185,11 +189,13 @@ def _measured(experiment: Experiment, data: str | DataSource) -> tuple[Samples, 
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,
         size=experiment.size,
+        task=experiment.task,
     )
 
 
 def coded_data(experiment: Experiment, train: Samples, test: Samples) -> tuple[Dataset, Dataset]:
     """Both as 8-bit codes of the range that the experiment gives, or that its clients agree on by theirs."""
+    train = trained_on(train, experiment.task)
     value_range = _range(experiment, train)
     coded = (each.coded(value_range) for each in (train, test))
     first, second = (resized(each, experiment.size) for each in coded)
@@ -202,7 +208,8 @@ def value_range_of(experiment: Experiment) -> ValueRange | None:
         return None
     if experiment.data_range != BOARDS:
         return parse_range(experiment.data_range)
-    return _range(experiment, _measured(experiment, experiment.data)[0])
+    train, _ = _measured(experiment, experiment.data)
+    return _range(experiment, trained_on(train, experiment.task))
 
 
 def _range(experiment: Experiment, train: Samples) -> ValueRange | None:
@@ -273,6 +280,7 @@ def _round(
         seconds=sum(clock.seconds.values()),
         phases=clock.seconds,
         parts=parts,
+        metric=METRICS[experiment.task].key,
     )
 
 
@@ -308,9 +316,14 @@ def _evaluate(
     pool: WorkerPool[Sent, Returned],
 ) -> Accuracies:
     probes = probes_of(method, model)
-    shares = pool.accuracies(probes)
-    deployed, mean = _deployed(probes, shares, model.clients)
-    return Accuracies(shares[0], {} if experiment.trains_floats else deployed, mean)
+    scores = pool.scores(probes)
+    values = [score.value for score in scores]
+    deployed, mean = _deployed(probes, values, model.clients)
+    others = {
+        name: _deployed(probes, [score.others[name] for score in scores], model.clients)[1]
+        for name in scores[0].others
+    }
+    return Accuracies(values[0], {} if experiment.trains_floats else deployed, mean, others)
 
 
 def _deployed(

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.dataset import Dataset
+from fedmpq.data.tasks import anomalies
 from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
 from fedmpq.exchange.messages import Assignment, Calibration, Update, unpack_layers
 from fedmpq.lab.experiment import Experiment
@@ -33,6 +34,7 @@ from fedmpq.lab.first_model import seeded_module
 from fedmpq.lab.probes import IntegerProbe, Probe
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
+from fedmpq.model.metrics import Score, score_of
 from fedmpq.system.machine import available_cores
 from fedmpq.training.engine import TrainingError
 from fedmpq.training.integer_trainer import IntegerTrainer
@@ -87,8 +89,8 @@ class Worker:
     def _floats(self) -> FloatTrainer:
         from fedmpq.training.float_trainer import FloatTrainer
 
-        classes, channels = len(self._train.class_names), self._graph.input.channels
-        return FloatTrainer(self._graph, self._module or seeded_module(self._experiment, classes, channels))
+        outputs, channels = self._graph.shapes[self._graph.output][0], self._graph.input.channels
+        return FloatTrainer(self._graph, self._module or seeded_module(self._experiment, outputs, channels))
 
     def train(self, assignment: Assignment | FloatAssignment) -> Update | FloatUpdate:
         data = self._train.subset(self._parts[assignment.client])
@@ -105,9 +107,10 @@ class Worker:
             return self._floats.measure(assignment, data)
         return self._integers.measure(assignment, data)
 
-    def accuracy(self, probe: Probe) -> float:
-        predicted = self._logits(probe).argmax(axis=1)
-        return float(np.mean(predicted == self._test.labels))
+    def score(self, probe: Probe) -> Score:
+        test = self._test
+        given = test.labels if test.targets is None else test.targets
+        return score_of(self._graph, self._logits(probe), test.images, given, anomalies(test))
 
     def _logits(self, probe: Probe) -> NDArray[np.float32]:
         from fedmpq.training.torch_engine import full_precision_logits
@@ -163,8 +166,8 @@ def _measure(assignment: Assignment | FloatAssignment) -> Calibration:
     return _ready().measure(assignment)
 
 
-def _accuracy(probe: Probe) -> float:
-    return _ready().accuracy(probe)
+def _score(probe: Probe) -> Score:
+    return _ready().score(probe)
 
 
 def _ready() -> Worker:
@@ -221,10 +224,10 @@ class WorkerPool(Generic[Sent, Returned]):
         with _worker_errors():
             return [future.result() for future in self._submit(_measure, assignments)]
 
-    def accuracies(self, probes: Iterable[Probe]) -> list[float]:
-        """The test accuracy of each probe, in order."""
+    def scores(self, probes: Iterable[Probe]) -> list[Score]:
+        """How well each probe does on the test data, in order."""
         with _worker_errors():
-            return [future.result() for future in self._submit(_accuracy, probes)]
+            return [future.result() for future in self._submit(_score, probes)]
 
     def _submit(self, function: Callable[[S], T], tasks: Iterable[S]) -> list[Future[T]]:
         # Processes start here, when they are first needed. They inherit the mask, so that Ctrl-C cannot reach
@@ -273,9 +276,12 @@ def default_workers() -> int:
 def _save(folder: Path, split: str, data: Dataset) -> None:
     np.save(folder / f"{split}-images.npy", data.images)
     np.save(folder / f"{split}-labels.npy", data.labels)
+    if data.targets is not None:
+        np.save(folder / f"{split}-targets.npy", data.targets)
 
 
 def _load(setup: _Setup, split: str) -> Dataset:
-    images = np.load(Path(setup.folder) / f"{split}-images.npy", mmap_mode="r")
-    labels = np.load(Path(setup.folder) / f"{split}-labels.npy", mmap_mode="r")
-    return Dataset(images, labels, setup.class_names)
+    paths = [Path(setup.folder) / f"{split}-{what}.npy" for what in ("images", "labels", "targets")]
+    images, labels = (np.load(path, mmap_mode="r") for path in paths[:2])
+    targets = np.load(paths[2], mmap_mode="r") if paths[2].exists() else None
+    return Dataset(images, labels, setup.class_names, targets=targets)

@@ -47,9 +47,9 @@ class RoundFacts:
     round: int
     loss: float
     accuracy: float | None
-    """Of the full-precision model, where it was measured."""
+    """Of the full-precision model, where it was measured, by `metric`."""
     deployed: Mapping[str, float]
-    """By budget, the mean accuracy of the integer models that devices run; empty if nobody measured."""
+    """By budget, the mean of the integer models that devices run, by `metric`; empty if nobody measured."""
     mean_deployed: float | None
     measured_by: str
     """TEST_DATA, BOARDS, or nobody: empty."""
@@ -63,10 +63,14 @@ class RoundFacts:
     clients: tuple[ClientFacts, ...] = ()
     undone: str = ""
     """Why the model of this round was thrown away; empty: it counts."""
+    metric: str = "accuracy"
+    """By which models are measured, see `model.metrics`; it names columns."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """Other metrics of what devices run, by name: means over the clients."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
-        return asdict(self)
+        """Plain values, as JSON has them; the metric goes by its name."""
+        return {self.metric if name == "accuracy" else name: value for name, value in asdict(self).items()}
 
     def row(self) -> Row:
         """Flat, for a table; what was not measured is None."""
@@ -74,9 +78,10 @@ class RoundFacts:
         return {
             "round": self.round,
             "loss": self.loss,
-            "accuracy": self.accuracy,
-            **{f"accuracy_{budget}_bit": share for budget, share in self.deployed.items()},
+            self.metric: self.accuracy,
+            **{f"{self.metric}_{budget}_bit": value for budget, value in self.deployed.items()},
             "mean_deployed": self.mean_deployed,
+            **self.others,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "clients": outcomes.count("trained"),
@@ -160,7 +165,7 @@ def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _bits(name: str) -> float:
-    return float(name.removeprefix("accuracy_").removesuffix("_bit"))
+    return float(name.removesuffix("_bit").rpartition("_")[2])
 
 
 def _text(value: Any) -> str:

@@ -33,6 +33,7 @@ from fedmpq.method.schedule import Schedule, ScheduleKind
 from fedmpq.method.setting import EXPERT, FLEET, LOCAL, WHAT, field_types, setting, typed
 from fedmpq.model import zoo
 from fedmpq.model.grid import StepRule
+from fedmpq.model.task import Task
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,6 +54,7 @@ class MethodSettings:
     error: ClassVar[type[ValueError]]
     """Raised for a setting that is unknown, missing or out of range."""
 
+    task: Task = setting("classification", WHAT, "what the model is for, which says its loss and its metric")
     model: str = setting("resnet20", WHAT, f"{', '.join(zoo.names())}, or your own as MODULE:FUNCTION")
     weights: str | None = setting(
         None, WHAT, "start from a torch state dict (.pt) or from the folder of an earlier run", metavar="FILE"

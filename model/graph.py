@@ -47,6 +47,7 @@ from fedmpq.model.ops import (
     check_float32,
     check_range,
 )
+from fedmpq.model.task import CLASSIFICATION, TASKS, Task
 from fedmpq.proto import graph_pb2
 
 __all__ = [
@@ -128,6 +129,7 @@ class Graph:
     input: Input
     nodes: tuple[Node, ...]
     output: str
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         _check_name("graph name", self.name)
@@ -236,7 +238,7 @@ class Graph:
     def to_bytes(self) -> bytes:
         """The one encoding of this graph (message `fedmpq.v1.Graph`)."""
         message = graph_pb2.Graph(
-            format_version=graph_wire.version_of(any(node.frozen for node in self.nodes)),
+            format_version=graph_wire.version_of(any(node.frozen for node in self.nodes), self.task),
             name=self.name,
             input=graph_pb2.Input(
                 channels=self.input.channels,
@@ -246,6 +248,7 @@ class Graph:
                 zero_point=self.input.zero_point,
             ),
             output=self.output,
+            task=self.task.upper(),
         )
         for node in self.nodes:
             added = message.nodes.add(name=node.name, inputs=node.inputs, frozen=node.frozen)
@@ -286,6 +289,7 @@ class Graph:
                 for each in message.nodes
             ),
             output=message.output,
+            task=graph_wire.read_task(message.task),
         )
         if graph.to_bytes() != data:
             raise GraphError(
@@ -327,6 +331,17 @@ class Graph:
             raise GraphError(
                 f"the output {self.output!r} has shape {self.shapes[self.output]}, needs (classes,):"
                 " end the model with a linear layer"
+            )
+        self._check_task()
+
+    def _check_task(self) -> None:
+        if self.task not in TASKS:
+            raise GraphError(f"the task {self.task!r} is none of {', '.join(TASKS)}")
+        outputs, values = self.shapes[self.output][0], math.prod(self.input.shape)
+        if self.task == "reconstruction" and outputs != values:
+            raise GraphError(
+                f"the output {self.output!r} has {outputs} values, the input {values}: a model that"
+                " reconstructs its input ends with as many outputs as it has inputs"
             )
 
 

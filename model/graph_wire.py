@@ -14,14 +14,30 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from fedmpq.model import ops
 from fedmpq.model.dropout import Dropout
+from fedmpq.model.task import CLASSIFICATION, TASKS, Task
 from fedmpq.proto import graph_pb2
 
-FORMAT_VERSIONS = (1, 2)
+FORMAT_VERSIONS = (1, 2, 3)
 
 
-def version_of(frozen: bool) -> int:
-    """1, as ever, unless a node is frozen: boards that cannot keep it so refuse version 2."""
+def version_of(frozen: bool, task: Task) -> int:
+    """1, as ever, unless a node is frozen or the task is another than classification.
+
+    Boards that cannot keep a node so refuse version 2, those that have no other loss version 3.
+    """
+    if task != CLASSIFICATION:
+        return 3
     return 2 if frozen else 1
+
+
+def read_task(number: int) -> Task:
+    """The task of a number; one that a newer version added is refused."""
+    if not 0 <= number < len(TASKS):
+        raise ops.GraphError(
+            f"the graph has task {number}, unknown in format version {max(FORMAT_VERSIONS)}:"
+            " update fedmpq on this side if the sender is newer"
+        )
+    return TASKS[number]
 
 
 def _field_of(op: type[ops.Op]) -> str:

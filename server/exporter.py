@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedmpq.data.data_card import data_facts
 from fedmpq.data.dataset import DataError
+from fedmpq.data.tasks import anomalies
 from fedmpq.export.card import run_facts
 from fedmpq.export.exporting import LabelledImages, export_model
 from fedmpq.export.target import Target
@@ -60,7 +61,11 @@ def _tests(stored: StoredRun) -> LabelledImages | None:
     except (DataError, ImportError) as error:
         print(f"without test images: {error}", file=sys.stderr)
         return None
-    return None if test is None else LabelledImages(test.images, test.labels, str(stored.config.test_data))
+    if test is None:
+        return None
+    return LabelledImages(
+        test.images, test.labels, str(stored.config.test_data), test.targets, anomalies(test)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.probes import Probe
 from fedmpq.lab.workers import Worker
 from fedmpq.model.graph import Graph
+from fedmpq.model.metrics import Score
 
 Sent = Assignment | FloatAssignment
 Returned = Update | FloatUpdate
@@ -52,5 +53,5 @@ class InProcessPool:
     def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
         return [self._worker.measure(assignment) for assignment in assignments]
 
-    def accuracies(self, probes: Iterable[Probe]) -> list[float]:
-        return [self._worker.accuracy(probe) for probe in probes]
+    def scores(self, probes: Iterable[Probe]) -> list[Score]:
+        return [self._worker.score(probe) for probe in probes]

@@ -35,6 +35,7 @@ LAZILY = {"torch", "torchvision"}
 # For machines of researchers: the readable reference engine, and training in full precision.
 TORCH_ENGINE = {
     "training/torch_engine.py",
+    "training/torch_losses.py",
     "training/torch_ops.py",
     "training/torch_shapes.py",
     "training/float_trainer.py",

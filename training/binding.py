@@ -23,6 +23,7 @@ from fedmpq.kernels.tensors import StoredCodes
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT
 from fedmpq.model.randomness import Draws
+from fedmpq.model.task import Task
 from fedmpq.training.arena import Layout, StepBuffer
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.side_tensors import SideTensors
@@ -107,7 +108,9 @@ class Binding:
     float_errors: bool
     step: c_uint32
     """The number of the step under way."""
-    labels: Buffer
+    task: Task
+    answers: Buffer
+    """What the batch's outputs are compared with."""
     layout: Layout
     scratch: Scratch
     statistics: StepBuffer

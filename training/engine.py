@@ -20,9 +20,12 @@ from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
+from fedmpq.model.task import Answers
 
-Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
-"""Images `(N, H, W, C)` and labels `(N,)`."""
+Batch = tuple[NDArray[np.uint8], Answers]
+"""Images `(N, H, W, C)` and what they are to give: labels `(N,)`, or targets `(N, outputs)`.
+
+A model that reconstructs its input compares with the images themselves, whatever comes with them."""
 
 
 class TrainingError(RuntimeError):
@@ -44,6 +47,7 @@ class EpochResult:
     samples: int
     loss: float
     accuracy: float
+    """The share of right classes or labels; 0 where answers are values, which are at best near."""
 
 
 class Engine(Protocol):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate, compress
@@ -24,8 +23,10 @@ from fedmpq.model.module_input import as_taken
 from fedmpq.model.module_state import initial_state, load_state
 from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws
+from fedmpq.model.task import answers_of
 from fedmpq.training.engine import TrainingError
 from fedmpq.training.local_round import batches, require_finite
+from fedmpq.training.torch_losses import loss_of
 
 EVALUATION_BATCH = 250
 
@@ -116,15 +117,16 @@ def _descend(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan,
     mean_loss = 0.0
     for epoch in range(plan.epochs):
         total, samples = 0.0, 0
-        for images, labels in batches(data, plan, draws, epoch, graph.input.zero_point):
+        for images, given in batches(data, plan, draws, epoch, graph.input.zero_point):
+            answers = torch.from_numpy(answers_of(graph, images, given))
             optimizer.zero_grad(set_to_none=True)
-            loss = functional.cross_entropy(module(_real(images, graph, module)), torch.from_numpy(labels))
+            loss = loss_of(graph.task, module(_real(images, graph, module)), answers)
             if not math.isfinite(loss.item()):
                 raise TrainingError(
                     f"the loss is {loss.item()}; lower the learning rate (now {plan.learning_rate})"
                 )
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            total, samples = total + loss.item() * len(labels), samples + len(labels)
+            total, samples = total + loss.item() * len(images), samples + len(images)
         mean_loss = total / max(1, samples)
     return mean_loss

@@ -65,6 +65,7 @@ def require_finite(tensors: Side, plan: TrainingPlan) -> None:
 def batches(data: Dataset, plan: TrainingPlan, draws: Draws, epoch: int, fill: int) -> Iterator[Batch]:
     """The samples in this epoch's order, augmented; a last batch of a single sample is left out."""
     order = epoch_order(len(data), draws.uniform(len(data), Purpose.ORDER, step=epoch))
+    answers = data.labels if data.targets is None else data.targets
     shifts = draws.uniform(3 * len(data), Purpose.AUGMENT, step=epoch).reshape(-1, 3)
     for start in range(0, len(order), plan.batch_size):
         chosen = order[start : start + plan.batch_size]
@@ -73,7 +74,7 @@ def batches(data: Dataset, plan: TrainingPlan, draws: Draws, epoch: int, fill: i
         images = data.images[chosen]
         if plan.pad or plan.flip:
             images = pad_crop_flip(images, shifts[chosen], plan.pad, fill, plan.flip)
-        yield np.ascontiguousarray(images), data.labels[chosen]
+        yield np.ascontiguousarray(images), answers[chosen]
 
 
 def check_data(graph: Graph, data: Dataset, client: int) -> None:
@@ -82,17 +83,24 @@ def check_data(graph: Graph, data: Dataset, client: int) -> None:
         raise TrainingError(
             f"client {client} has {len(data)} samples; local training needs at least {MIN_SAMPLES}"
         )
-    image, classes = graph.input, graph.shapes[graph.output][0]
+    image, outputs = graph.input, graph.shapes[graph.output][0]
     expected = (image.height, image.width, image.channels)
     if data.image_shape != expected:
         raise TrainingError(
             f"client {client} has images of {data.image_shape} (height, width, channels), the model takes"
             f" {expected}; load them at that size and colour mode"
         )
-    if (greatest := int(data.labels.max())) >= classes:
+    if graph.task == "classification":
+        if (greatest := int(data.labels.max())) >= outputs:
+            raise TrainingError(
+                f"client {client} has label {greatest}, the model's {outputs} classes end at {outputs - 1};"
+                " number the labels as the model's classes are"
+            )
+    elif graph.task != "reconstruction" and (data.targets is None or data.targets.shape[1] != outputs):
+        found = "no" if data.targets is None else str(data.targets.shape[1])
         raise TrainingError(
-            f"client {client} has label {greatest}, the model's {classes} classes end at {classes - 1};"
-            " number the labels as the model's classes are"
+            f"client {client} has {found} targets a sample, the model {outputs} outputs for {graph.task};"
+            " give a target for each output"
         )
 
 

@@ -28,9 +28,11 @@ from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
 from fedmpq.model.state_checks import check_state
+from fedmpq.model.task import Answers, answer_problem, answers_of
 from fedmpq.system.machine import available_cores
 from fedmpq.training.arena import Arena
 from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError
+from fedmpq.training.losses import answers_each
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import units_of
 from fedmpq.training.native_step import BoundStep, NativeStep
@@ -71,13 +73,17 @@ class NativeEngine:
         for layer in self._layers.values():
             layer.refresh_lasso(strength)
         samples, loss_sum, right_sum = 0, 0.0, 0
-        for images, labels in batches:
-            self._check_batch(images, labels)
-            loss, right = self._train_step(images, labels)
-            samples += len(labels)
-            loss_sum += loss * len(labels)
+        for images, given in batches:
+            self._check_images(images)
+            answers = answers_of(self._graph, images, given)
+            if problem := answer_problem(self._graph, len(images), answers):
+                raise TrainingError(problem)
+            loss, right = self._train_step(images, answers)
+            samples += len(images)
+            loss_sum += loss * len(images)
             right_sum += right
-        return EpochResult(samples, loss_sum / max(1, samples), right_sum / max(1, samples))
+        answered = samples * answers_each(self._graph)
+        return EpochResult(samples, loss_sum / max(1, samples), right_sum / max(1, answered))
 
     def layers(self) -> Layers:
         return {name: layer.quantized() for name, layer in self._layers.items()}
@@ -89,32 +95,21 @@ class NativeEngine:
     def side(self) -> Side:
         return self._side.tensors()
 
-    def _check_batch(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-        """Refuse a batch of other types, shapes or labels than the model's, in the model's words."""
+    def _check_images(self, images: NDArray[np.uint8]) -> None:
+        """Refuse a batch of other types or shapes than the model's, in the model's words."""
         channels, height, width = self._graph.input.shape
-        expected, classes = (height, width, channels), self._graph.shapes[self._graph.output][0]
-        if images.dtype != np.uint8 or images.shape[1:] != expected or not len(images):
+        if images.dtype != np.uint8 or images.shape[1:] != (height, width, channels) or not len(images):
             raise TrainingError(
                 f"a batch of images is {images.dtype} of shape {images.shape}, the model takes uint8 of"
                 f" (images, {height}, {width}, {channels}) and at least one image"
             )
-        if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
-            raise TrainingError(
-                f"the labels of {len(images)} images are {labels.dtype} of shape {labels.shape};"
-                " they must be int64, one each"
-            )
-        if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            raise TrainingError(
-                f"labels run from {labels.min()} to {labels.max()}, the model's classes end at {classes - 1};"
-                " number the labels as the model's classes are"
-            )
 
-    def _train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
+    def _train_step(self, images: NDArray[np.uint8], answers: Answers) -> tuple[float, int]:
         step = self._steps.get(len(images)) or self._new_step(len(images))
         try:
             # What overflows float32 is found and named where it happens.
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-                result = step.run(self._step_number, images, labels)
+                result = step.run(self._step_number, images, answers)
         except NotFinite as error:
             rate = self._plan.learning_rate
             raise TrainingError(

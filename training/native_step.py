@@ -12,10 +12,12 @@ from fedmpq.kernels.memory import Buffer
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Linear
 from fedmpq.model.never import assert_never
 from fedmpq.model.randomness import Draws
+from fedmpq.model.task import Answers
 from fedmpq.training.arena import Layout
 from fedmpq.training.binding import Binding, ForwardUnit, Scratch, Tensor
 from fedmpq.training.dropout_units import DropForward
 from fedmpq.training.lookup_units import LookupForward
+from fedmpq.training.losses import answer_buffer
 from fedmpq.training.multiply_units import MulForward
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import (
@@ -61,7 +63,7 @@ class BoundStep:
         self.number = c_uint32()
         """The number of the step under way."""
         self.image = _image(graph, images)
-        self.labels = Buffer(images, np.int64)
+        self.answers = answer_buffer(graph, images)
         self.scratch = Scratch(layout, _most_channels(graph))
         self.statistics = layout.buffer(side.statistics, np.float64)
         binding = Binding(
@@ -71,7 +73,8 @@ class BoundStep:
             threads=threads,
             float_errors=float_errors,
             step=self.number,
-            labels=self.labels,
+            task=graph.task,
+            answers=self.answers,
             layout=layout,
             scratch=self.scratch,
             statistics=self.statistics,
@@ -97,12 +100,12 @@ class NativeStep:
         self._units = [unit.settle(bound.scratch) for unit in bound.units]
         self._logits = next(unit for unit in self._units if isinstance(unit, Logits | Scores))
 
-    def run(self, number: int, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
+    def run(self, number: int, images: NDArray[np.uint8], answers: Answers) -> tuple[float, int]:
         """Train on a batch; its mean loss, and how many answers were right."""
         bound = self._bound
         bound.number.value = number
         bound.image.buffer.put(np.ascontiguousarray(images).reshape(-1))
-        bound.labels.put(np.ascontiguousarray(labels))
+        bound.answers.put(np.ascontiguousarray(answers).reshape(-1))
         try:
             for tensor, scale in zip(bound.quantized, bound.side.scales(), strict=True):
                 tensor.scale = scale
@@ -114,7 +117,7 @@ class NativeStep:
             bound.side.update()
         finally:
             bound.image.buffer.drop()
-            bound.labels.drop()
+            bound.answers.drop()
         return self._logits.loss, self._logits.right
 
 

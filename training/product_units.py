@@ -18,6 +18,7 @@ from fedmpq.model.native_products import conv_of
 from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.learner import Learner
+from fedmpq.training.losses import bind_loss
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import ProductUnit, Quantizer
 from fedmpq.training.normalization import BoundMap, BoundNormMap
@@ -256,7 +257,7 @@ class LogitsForward:
         place = side.places[f"{unit.node.name}.bias"] if unit.op.bias else None
         offset = np.zeros(classes, np.float32) if place is None else side.values[place]
         judge = binding.bind(
-            bound.softmax_loss(acc, conv.images, classes, scale, offset, binding.labels, gradient, loss)
+            bind_loss(binding.task, acc, conv.images, classes, scale, offset, binding.answers, gradient, loss)
         )
         return cls(unit, layer, source, conv, weights, multiply, scale, gradient, loss, judge)
 

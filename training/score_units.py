@@ -11,6 +11,7 @@ from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.losses import bind_loss
 from fedmpq.training.native_plan import ScoreUnit
 from fedmpq.training.side_tensors import NotFinite
 
@@ -36,7 +37,8 @@ class ScoresForward:
         scale, loss = layout.buffer(classes, np.float32), layout.buffer(1, np.float64)
         layout.use(source.buffer, codes)
         zeros = np.zeros(classes, np.float32)
-        judge = bound.softmax_loss(codes, images, classes, scale, zeros, binding.labels, gradient, loss)
+        answers = binding.answers
+        judge = bind_loss(binding.task, codes, images, classes, scale, zeros, answers, gradient, loss)
         return cls(unit, source, codes, scale, gradient, loss, binding.bind(judge))
 
     def bind_backward(self, binding: Binding) -> Scores:

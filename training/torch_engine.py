@@ -40,8 +40,10 @@ from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights
 from fedmpq.model.quantizers import bound_before
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.model.state_checks import check_state
-from fedmpq.training import torch_ops, torch_shapes, update
+from fedmpq.model.task import Answers, answers_of
+from fedmpq.training import torch_losses, torch_ops, torch_shapes, update
 from fedmpq.training.engine import Batch, EpochResult, TrainingError
+from fedmpq.training.losses import answers_each
 from fedmpq.training.momentum import make_momentum
 from fedmpq.training.torch_ops import Backward, LayerWeight, Value
 
@@ -258,12 +260,13 @@ class TorchEngine:
             layer.refresh_lasso(strength * layer.codes.size)
         samples, loss_sum, right_sum = 0, 0.0, 0
         with torch.no_grad():
-            for images, labels in batches:
-                loss, right = self._train_step(images, labels)
-                samples += len(labels)
-                loss_sum += loss * len(labels)
+            for images, given in batches:
+                loss, right = self._train_step(images, answers_of(self._graph, images, given))
+                samples += len(images)
+                loss_sum += loss * len(images)
                 right_sum += right
-        return EpochResult(samples, loss_sum / max(1, samples), right_sum / max(1, samples))
+        answers = samples * answers_each(self._graph)
+        return EpochResult(samples, loss_sum / max(1, samples), right_sum / max(1, answers))
 
     def layers(self) -> Layers:
         return {name: layer.quantized() for name, layer in self._layers.items()}
@@ -275,12 +278,12 @@ class TorchEngine:
     def side(self) -> Side:
         return {name: tensor.numpy().copy() for name, tensor in self._side.items()}
 
-    def _train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> tuple[float, int]:
+    def _train_step(self, images: NDArray[np.uint8], answers: Answers) -> tuple[float, int]:
         network = _Network(self._graph, self._side, lambda name: self._layers[name].weight(), training=True)
         network.on_weight, network.on_side = self._update_weight, self._update_side
         network.dropped = self._dropped
         logits = network.forward(images)
-        loss, right, gradient = torch_ops.cross_entropy(logits, torch.from_numpy(labels))
+        loss, right, gradient = torch_losses.judged(self._graph.task, logits, torch.from_numpy(answers))
         if not math.isfinite(loss):
             raise _diverged(f"the loss is {loss}", self._step, self._plan)
         network.backward(gradient)

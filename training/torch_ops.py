@@ -218,16 +218,6 @@ def lookup(value: Value, op: Lookup) -> tuple[Value, Backward]:
     return Value(values[places]), backward
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[float, int, Tensor]:
-    """Mean loss, number of right answers, and the gradient `(softmax - one hot)/N`."""
-    log_shares = functional.log_softmax(logits, dim=1)
-    loss = float(functional.nll_loss(log_shares, labels))
-    right = int((logits.argmax(dim=1) == labels).sum())
-    gradient = log_shares.exp()
-    gradient[torch.arange(len(labels)), labels] -= 1
-    return loss, right, gradient / len(labels)
-
-
 def _rows(scale: Tensor, ndim: int) -> Tensor:
     """A per-output-channel vector in the shape that multiplies a weight."""
     return scale if scale.ndim == 0 else scale.reshape(-1, *(1,) * (ndim - 1))

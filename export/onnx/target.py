@@ -22,9 +22,10 @@ class OnnxTarget:
     runtime = "onnxruntime"
 
     def lower(self, model: DeployedModel) -> bytes:
+        from fedmpq.export.card import task_facts
         from fedmpq.export.onnx.lowering import lower_to_onnx
 
-        metadata = {"graph": model.graph.id, "classes": model.class_names, **model.facts}
+        metadata = {"graph": model.graph.id, "classes": model.class_names, **task_facts(model), **model.facts}
         return lower_to_onnx(model.program, model.layers, metadata).to_bytes()
 
     def run(self, path: Path, threads: int = 1) -> Runner:

@@ -76,7 +76,7 @@ def test_npz_floats_return_to_the_bytes_they_came_from(
         (np.zeros((1, 3, 32, 32), np.uint8), np.zeros(1, np.int64), ["(1, 3, 32, 32)", "call it samples"]),
         (np.zeros((4,), np.uint8), np.zeros(4, np.int64), ["(N, H, W)"]),
         (np.zeros((1, 2, 2), np.uint8), np.zeros(2, np.int64), ["one for each of 1"]),
-        (np.zeros((1, 2, 2), np.uint8), np.zeros(1, np.float32), ["float32", "integers"]),
+        (np.zeros((1, 2, 2), np.uint8), np.array(["a"]), ["<U1", "numbers"]),
         (np.zeros((1, 2, 2), np.uint8), np.array([-1]), ["-1..-1", "0..65535"]),
         (np.zeros((1, 2, 2), np.uint8), np.array([2**63], np.uint64), ["0..65535"]),
         (np.zeros((0, 2, 2), np.uint8), np.zeros(0, np.int64), ["at least one"]),
@@ -94,7 +94,9 @@ def test_unreadable_npz_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a zip")
     refused(path, "not a readable .npz")
     np.savez(path, other=np.zeros(3))
-    refused(path, "no images+labels")
+    refused(path, "no images, no samples")
+    np.savez(path, images=pixels(1, 4, 4), labels=np.zeros(1, np.int64), targets=np.zeros(1))
+    refused(path, "labels and targets", "keep one")
     np.savez_compressed(path, images=pixels(4, 8, 8), labels=np.zeros(4, np.int64))
     whole = bytearray(path.read_bytes())
     whole[60:120] = bytes(60)

@@ -184,7 +184,7 @@ def test_a_killed_worker_is_an_error_and_no_hang(pool: WorkerPool) -> None:
     with pytest.raises(WorkerError, match="a worker process died"):
         list(pool.train(assignments))
     with pytest.raises(WorkerError, match="a worker process died"):
-        pool.accuracies(probes(prepared.start))
+        pool.scores(probes(prepared.start))
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
         WorkerPool(*parts, 1) as pool,
         pytest.raises(ModelError, match=r"no_such_module.*cannot be imported"),
     ):
-        pool.accuracies([probe])
+        pool.scores([probe])
 
 
 def test_one_worker_a_core_that_may_be_used() -> None:

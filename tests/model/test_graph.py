@@ -404,8 +404,8 @@ def test_a_dropout_that_cannot_be_is_refused(kind: type[Any], dropout: Dropout, 
 
 def test_other_format_versions_are_refused() -> None:
     message = message_of(every_op())
-    message.format_version = 3
-    with pytest.raises(GraphError, match="format version 3, this fedmpq reads 1 and 2: update"):
+    message.format_version = 4
+    with pytest.raises(GraphError, match="format version 4, this fedmpq reads 1 and 2 and 3: update"):
         Graph.from_bytes(message.SerializeToString())
 
 

@@ -92,11 +92,11 @@ class Net:
     def relu(self, source: str, maximum: float = 0.0) -> str:
         return self.add(Relu(maximum), source)
 
-    def graph(self, source: str, *, bias: bool = True) -> Graph:
-        """Five classes from `source`, an image or features."""
+    def graph(self, source: str, *, bias: bool = True, outputs: int = 5) -> Graph:
+        """Five classes from `source`, an image or features, or other outputs."""
         if len(self._shapes[source]) == 3:
             source = self.add(Flatten(), source)
-        logits = self.linear(source, 5, bias=bias)
+        logits = self.linear(source, outputs, bias=bias)
         return place_quantizers(Graph("small", self._input, tuple(self._nodes), logits), 4)
 
     def _tail(self, name: str, norm: bool, relu: float | None) -> str:

@@ -20,7 +20,7 @@ from fedmpq.model.integer_program import compile_program
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.model.state_checks import ProgramError
-from fedmpq.training import torch_ops
+from fedmpq.training import torch_losses, torch_ops
 from fedmpq.training.engine import EpochResult
 from fedmpq.training.local_round import batches
 from fedmpq.training.torch_engine import TorchEngine, _Network, _TrainedLayer, full_precision_logits
@@ -337,7 +337,9 @@ def test_means_are_over_samples_not_batches(
 ) -> None:
     """Batches of 16 and 2 with losses of 16 and 2 and one right answer each."""
     monkeypatch.setattr(
-        torch_ops, "cross_entropy", lambda logits, labels: (float(len(labels)), 1, torch.zeros_like(logits))
+        torch_losses,
+        "cross_entropy",
+        lambda logits, labels: (float(len(labels)), 1, torch.zeros_like(logits)),
     )
     data = make_data(18)
     result = loaded(make_model(), PAPER).train_epoch([batch_of(data, 0, 16), batch_of(data, 16, 18)])

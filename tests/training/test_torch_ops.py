@@ -20,7 +20,7 @@ from fedmpq.model.graph import (
     Linear,
 )
 from fedmpq.model.integer_forward import numpy_products
-from fedmpq.training import torch_ops, torch_shapes
+from fedmpq.training import torch_losses, torch_ops, torch_shapes
 from fedmpq.training.torch_ops import LayerWeight, Packed, Value
 from tests.training.straight_through import assert_close, conv
 from tests.training.torch_products import integer_products
@@ -168,7 +168,7 @@ def test_cross_entropy_equals_autograd() -> None:
     expected = functional.cross_entropy(logits, labels)
     expected.backward()
     assert logits.grad is not None
-    loss, right, gradient = torch_ops.cross_entropy(logits.detach().float(), labels)
+    loss, right, gradient = torch_losses.cross_entropy(logits.detach().float(), labels)
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     assert right == int((logits.argmax(1) == labels).sum())
     assert_close(gradient, logits.grad, "logits", 1e-6)

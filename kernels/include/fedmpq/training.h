@@ -189,6 +189,16 @@ FEDMPQ_API int32_t fedmpq_rearrange_backward(const uint16_t* error, int32_t imag
 FEDMPQ_API int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale,
                                        const float* bias, const int64_t* labels, float* gradient, double* loss);
 
+// Logits acc * scale + bias of labels that are each there (target 1) or not (0): gradient = (sigmoid - target)/(samples *
+// outputs), *loss = mean over both of -log of what the sigmoid gives the target. Returns how many labels are right, those
+// with a logit above 0 being said to be there, or a status.
+FEDMPQ_API int32_t fedmpq_sigmoid_loss(const int32_t* acc, int32_t samples, int32_t outputs, const float* scale,
+                                       const float* bias, const float* targets, float* gradient, double* loss);
+// Values acc * scale + bias: gradient = 2 (value - target)/(samples * outputs), *loss = mean over both of the squared
+// difference. Returns 0 or a status.
+FEDMPQ_API int32_t fedmpq_squared_loss(const int32_t* acc, int32_t samples, int32_t outputs, const float* scale,
+                                       const float* bias, const float* targets, float* gradient, double* loss);
+
 // error = real * gain; returns the greatest magnitude, or a status
 FEDMPQ_API float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error);
 

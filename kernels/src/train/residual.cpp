@@ -158,6 +158,42 @@ int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes
   return right;
 }
 
+int32_t fedmpq_sigmoid_loss(const int32_t* acc, int32_t samples, int32_t outputs, const float* scale, const float* bias,
+                            const float* targets, float* gradient, double* loss) {
+  if (samples < 1 || outputs < 1 || !given(acc, scale, bias, targets, gradient, loss)) return not_valid;
+  const float count = static_cast<float>(samples) * static_cast<float>(outputs);
+  int32_t right = 0;
+  double total = 0.0;
+  for (int n = 0; n < samples; ++n)
+    for (int k = 0; k < outputs; ++k) {
+      const int64_t i = int64_t{n} * outputs + k;
+      const float z = static_cast<float>(acc[i]) * scale[k] + bias[k], t = targets[i];
+      const float small = exponential(z < 0 ? z : -z);
+      const float sigmoid = (z < 0 ? small : 1.0f) / (1.0f + small);
+      right += (z > 0) == (t > 0.5f);
+      total += static_cast<double>((z > 0 ? z : 0.0f) - z * t) + static_cast<double>(logarithm(1.0f + small));
+      gradient[i] = (sigmoid - t) / count;
+    }
+  *loss = total / samples / outputs;
+  return right;
+}
+
+int32_t fedmpq_squared_loss(const int32_t* acc, int32_t samples, int32_t outputs, const float* scale, const float* bias,
+                            const float* targets, float* gradient, double* loss) {
+  if (samples < 1 || outputs < 1 || !given(acc, scale, bias, targets, gradient, loss)) return not_valid;
+  const float count = static_cast<float>(samples) * static_cast<float>(outputs);
+  double total = 0.0;
+  for (int n = 0; n < samples; ++n)
+    for (int k = 0; k < outputs; ++k) {
+      const int64_t i = int64_t{n} * outputs + k;
+      const float difference = static_cast<float>(acc[i]) * scale[k] + bias[k] - targets[i];
+      total += static_cast<double>(difference) * static_cast<double>(difference);
+      gradient[i] = 2.0f * difference / count;
+    }
+  *loss = total / samples / outputs;
+  return 0;
+}
+
 float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error) {
   if (rows < 0 || channels < 1 || !given(real, gain, error)) return static_cast<float>(not_valid);
   float greatest = 0.0f;

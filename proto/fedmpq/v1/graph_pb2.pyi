@@ -1,5 +1,6 @@
 # mypy: disable-error-code=type-arg
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,19 +8,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLASSIFICATION: _ClassVar[Task]
+    MULTI_LABEL: _ClassVar[Task]
+    REGRESSION: _ClassVar[Task]
+    RECONSTRUCTION: _ClassVar[Task]
+CLASSIFICATION: Task
+MULTI_LABEL: Task
+REGRESSION: Task
+RECONSTRUCTION: Task
+
 class Graph(_message.Message):
-    __slots__ = ("format_version", "name", "input", "nodes", "output")
+    __slots__ = ("format_version", "name", "input", "nodes", "output", "task")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     name: str
     input: Input
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     output: str
-    def __init__(self, format_version: _Optional[int] = ..., name: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., output: _Optional[str] = ...) -> None: ...
+    task: Task
+    def __init__(self, format_version: _Optional[int] = ..., name: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., output: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ...) -> None: ...
 
 class Input(_message.Message):
     __slots__ = ("channels", "height", "width", "scale", "zero_point")
