@@ -24,7 +24,7 @@ from bench.loopback import OwnRounds
 from bench.machine import Machine
 from bench.rounds import CLIENTS, Rounds
 from bench.timing import Spread, Timings, load_average
-from bench.workload import BUDGET, CLASSES, INPUT_SCALE, INPUT_ZERO_POINT, MODELS
+from bench.workload import BUDGET, CLASSES, IMAGE, INPUT_SCALE, INPUT_ZERO_POINT, MODELS
 from fedmpq.model.first_model import ImageFormat, make_first_model
 
 OURS, FLOWER = "fedmpq", "flwr"
@@ -48,8 +48,8 @@ class Case:
 
     @property
     def image(self) -> tuple[int, int, int]:
-        side = MODELS.get(self.model, 32)
-        return side, side, 3
+        channels, height, width = MODELS.get(self.model, IMAGE)
+        return height, width, channels
 
 
 @dataclass(frozen=True)

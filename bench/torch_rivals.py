@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from bench.workload import CLASSES, LEARNING_RATE, Train, Workload
 from fedmpq.model import zoo
+from fedmpq.model.module_input import as_taken
 
 ACTIVATION_CLIP = 3.0
 
@@ -45,7 +46,7 @@ def fake_quantized(module: nn.Module) -> fx.GraphModule:
     """The module with every convolution's and linear layer's weight and every ReLU's output rounded."""
     traced = fx.symbolic_trace(module)
     for layer in list(traced.modules()):
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear):
             parametrize.register_parametrization(layer, "weight", FakeWeight())
     modules = dict(traced.named_modules())
     for node in list(traced.graph.nodes):
@@ -61,7 +62,7 @@ def fake_quantized(module: nn.Module) -> fx.GraphModule:
 def trainer(module: nn.Module, batches: list[FloatBatch]) -> Train:
     """Steps of SGD with momentum 0.9 and weight decay 5e-4."""
     optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, 0.9, weight_decay=5e-4, fused=True)
-    endless = cycle(batches)
+    endless = cycle([(as_taken(module, images), labels) for images, labels in batches])
 
     def train(steps: int) -> None:
         for images, labels in islice(endless, steps):

@@ -170,7 +170,7 @@ def torch_isa() -> str:
 
 
 HEADER = (
-    f"{'model':13}{'batch':>6}{'threads':>8}  {'isa':8}{'ms/step':>9}   x torch fp32 (least to most)"
+    f"{'model':19}{'batch':>6}{'threads':>8}  {'isa':8}{'ms/step':>9}   x torch fp32 (least to most)"
     "   x QAT   x torch engine   memory MB (torch)"
 )
 
@@ -180,7 +180,7 @@ def row(result: Result) -> str:
     others = f"{result.speedups['qat'].median:8.2f}{result.speedups['torch_engine'].median:17.2f}"
     memory = f"{result.memory['native'].growth_mb:12.1f} ({result.memory['torch'].growth_mb:.1f})"
     milliseconds = f"{result.seconds['native'].median * 1e3:9.1f}"
-    head = f"{case.model:13}{case.batch:6}{case.threads:8}  {result.isa:8}{milliseconds}"
+    head = f"{case.model:19}{case.batch:6}{case.threads:8}  {result.isa:8}{milliseconds}"
     ratio = f"{fp32.median:8.2f} ({fp32.least:.2f} to {fp32.greatest:.2f})"
     scaling = f"   {result.scaling.median:.2f}x one thread" if result.scaling else ""
     return f"{head}  {ratio:30}{others}{memory}{scaling}"

@@ -21,9 +21,18 @@ from fedmpq.training.engine import Batch, Engine
 Train = Callable[[int], object]
 """Trains that many steps."""
 
-MODELS = {"resnet20": 32, "resnet44": 32, "mobilenet_v2": 64}
-"""Width of the images. MobileNetV2 halves them five times, and BatchNorm in a batch of one needs more than
-one pixel in the end: torch refuses 32."""
+MODELS = {
+    "resnet20": (3, 32, 32),
+    "resnet44": (3, 32, 32),
+    "mobilenet_v2": (3, 64, 64),
+    "mobilenet_v3_small": (3, 224, 224),
+    "ds_cnn": (1, 49, 10),
+    "inertial_cnn": (6, 1, 128),
+}
+"""Channels, height and width of what they are fed. MobileNetV2 halves images five times, and BatchNorm in a
+batch of one needs more than one pixel in the end: torch refuses 32."""
+IMAGE = (3, 32, 32)
+"""Of every other model."""
 BATCHES = (1, 16, 64)
 BUDGET = 4
 CLASSES = 10
@@ -101,13 +110,14 @@ def _quantized_model(model: str) -> tuple[Graph, Layers, Side]:
     import torch
 
     from fedmpq.model import zoo
+    from fedmpq.model.module_input import as_taken
     from fedmpq.model.module_state import initial_state
     from fedmpq.model.trace import trace
 
     torch.manual_seed(0)
-    size = MODELS.get(model, 32)
-    module = zoo.build(model, classes=CLASSES, channels=3)
-    example = torch.zeros(1, 3, size, size)
+    shape = MODELS.get(model, IMAGE)
+    module = zoo.build(model, classes=CLASSES, channels=shape[0])
+    example = as_taken(module, torch.zeros(1, *shape))
     graph = trace(module, example, name=model, input_scale=INPUT_SCALE, input_zero_point=INPUT_ZERO_POINT)
     weights, side = initial_state(module, graph)
     widths = zip(graph.layers, dealt_bits(graph.layer_sizes), strict=True)

@@ -57,7 +57,7 @@ def test_json_is_one_object_with_the_promised_facts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = kernels.isa()
-    monkeypatch.setattr(train_step, "MODELS", {"digits_cnn": 32})
+    monkeypatch.setattr(train_step, "MODELS", {"digits_cnn": (3, 32, 32)})
     monkeypatch.setattr(train_step, "BATCHES", (2,))
     options = ["--model", "digits_cnn", "--batch", "2", "--isa", "scalar", "--threads", "2", "--scaling"]
     monkeypatch.setattr("sys.argv", ["train_step", *options, "--repetitions", "1", "--json"])
