@@ -13,6 +13,7 @@ from typing import TextIO
 from rich.table import Table
 
 from fedmpq.method.history import History, Outcome
+from fedmpq.model.metrics import Metric, metric_named
 from fedmpq.server.state_folder import StateFolder, add_state_argument
 from fedmpq.server.status_report import bytes_text, console, plain
 from fedmpq.server.stored_run import read_graph, read_history
@@ -37,8 +38,8 @@ class Told:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show what a run did, round by round: accuracy by budget, loss, bytes, seconds, and what became of "
-        "each client. The server need not run."
+        "Show what a run did, round by round: accuracy, or its task's metric, by budget, loss, bytes, "
+        "seconds, and what became of each client. The server need not run."
     )
     parser.epilog = (
         "examples:\n"
@@ -120,12 +121,14 @@ def _write(told: Told, form: str, file: TextIO) -> None:
 def _table(history: History) -> Table:
     """What fits 80 columns with four budgets."""
     budgets = [name for name in history.columns if name.endswith("_bit")]
-    titles = [name.removeprefix("accuracy_").replace("_", " ") for name in budgets]
+    metric = metric_named(history.rounds[-1].metric if history.rounds else "")
+    titles = [name.removeprefix(f"{metric.key}_").replace("_", " ") for name in budgets]
+    mean = "mean" if metric.key == "accuracy" else metric.title
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for title in ("round", "loss", "mean", *titles, "up", "down", "clients", "seconds"):
+    for title in ("round", "loss", mean, *titles, "up", "down", "clients", "seconds"):
         table.add_column(title, justify="right", no_wrap=True)
     for facts, row in zip(history.rounds, history, strict=True):
-        shares = [_percent(row.get(name)) for name in ("mean_deployed", *budgets)]
+        shares = [_text(metric, row.get(name)) for name in ("mean_deployed", *budgets)]
         seated = len(facts.clients)
         came = f"{row['clients']}" if row["clients"] == seated else f"{row['clients']} of {seated}"
         number = f"{facts.round}{'*' if facts.undone else ''}"
@@ -136,8 +139,8 @@ def _table(history: History) -> Table:
     return table
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
+def _text(metric: Metric, value: float | None) -> str:
+    return "–" if value is None else metric.text(value)
 
 
 def _write_clients(history: History, file: TextIO) -> None:
@@ -162,5 +165,5 @@ def _picture(told: Told, path: Path) -> None:
     except ImportError as error:
         raise HistoryError(f"a picture needs fedmpq[lab]: {error}") from None
     if all(facts.mean_deployed is None for facts in told.history.rounds):
-        raise HistoryError(f"no accuracy of run {told.name!r} was measured yet; there is no curve to draw")
+        raise HistoryError(f"nothing of run {told.name!r} was measured yet; there is no curve to draw")
     plot_run(told.history.rounds, told.layer_names(), told.name, path)

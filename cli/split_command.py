@@ -16,9 +16,11 @@ import numpy as np
 from fedmpq.data.dataset import Dataset
 from fedmpq.data.named import load_measured
 from fedmpq.data.samples import Samples
+from fedmpq.data.tasks import trained_on
 from fedmpq.lab.partition import class_histogram, dirichlet_partition
 from fedmpq.lab.simulation import range_of
 from fedmpq.model.calibration import MIN_SAMPLES
+from fedmpq.model.task import CLASSIFICATION, TASKS
 
 EPILOG = """example:
   fedmpq split --data digits --clients 4 --model digits_cnn -o parts
@@ -47,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-range", metavar="RANGE", help="of run.toml, for measured values: LOW..HIGH, or boards"
     )
+    parser.add_argument(
+        "--task", choices=TASKS, default=CLASSIFICATION, help="of run.toml (default: %(default)s)"
+    )
     parser.add_argument("--train-limit", type=int, help="use at most so many training images")
     parser.add_argument("--test-limit", type=int, help="use at most so many test images")
     parser.add_argument("--model", default="resnet20", help="of run.toml (default resnet20)")
@@ -68,12 +73,12 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def _save(path: Path, part: Samples, images: str, samples: str, *labels: str) -> None:
     """Codes as images, measured values as samples with their channels first."""
-    names = np.array(part.class_names)
+    names, answers = np.array(part.class_names), part.labels if part.targets is None else part.targets
     arrays: dict[str, Any] = {"class_names": names}
     if part.is_coded:
-        arrays |= {images: part.values, labels[0]: part.labels}
+        arrays |= {images: part.values, labels[0]: answers}
     else:
-        arrays |= {samples: part.values.transpose(0, 3, 1, 2), labels[-1]: part.labels}
+        arrays |= {samples: part.values.transpose(0, 3, 1, 2), labels[-1]: answers}
     np.savez(path, **arrays)
 
 
@@ -83,7 +88,9 @@ def _divide(arguments: argparse.Namespace) -> _Division:
         train_limit=arguments.train_limit,
         test_limit=arguments.test_limit,
         size=arguments.size,
+        task=arguments.task,
     )
+    train = trained_on(train, arguments.task)
     indices = dirichlet_partition(
         train.labels, arguments.clients, arguments.alpha, arguments.seed, min_per_client=MIN_SAMPLES
     )
@@ -111,6 +118,8 @@ def _run_toml(arguments: argparse.Namespace, division: _Division) -> str:
     }
     if arguments.data_range is not None:
         settings["data_range"] = arguments.data_range
+    if arguments.task != CLASSIFICATION:
+        settings["task"] = arguments.task
     # JSON's strings, numbers and lists are TOML's too.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 
@@ -118,5 +127,8 @@ def _run_toml(arguments: argparse.Namespace, division: _Division) -> str:
 def _print_parts(division: _Division) -> None:
     classes = len(division.train.class_names)
     for number, part in enumerate(division.parts):
+        if part.targets is not None:
+            print(f"client-{number}: {len(part)} samples of {part.targets.shape[1]} targets")
+            continue
         counts = class_histogram(part.labels, [np.arange(len(part))], classes)[0]
         print(f"client-{number}: {len(part)} images, by class {' '.join(map(str, counts))}")

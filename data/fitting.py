@@ -74,11 +74,11 @@ def labelled(data: Dataset, class_names: Sequence[str]) -> Dataset:
     if not numbered(data.class_names):
         raise DataError(
             f"class {unknown[0]!r} is none of the model's {len(class_names)} classes "
-            f"({_few(class_names)}): rename its folder, or leave it out with --skip-class"
+            f"({few(class_names)}): rename its folder, or leave it out with --skip-class"
         )
     if (greatest := int(data.labels.max())) >= len(class_names):
         raise DataError(
-            f"label {greatest} is none of the model's: its {len(class_names)} classes ({_few(class_names)}) "
+            f"label {greatest} is none of the model's: its {len(class_names)} classes ({few(class_names)}) "
             f"end at {len(class_names) - 1}; number the labels as the model does"
         )
     return dataclasses.replace(data, class_names=tuple(class_names))
@@ -94,12 +94,12 @@ def without_classes(data: Dataset, skipped: Collection[str]) -> Dataset:
     if unknown := sorted(set(skipped) - set(data.class_names)):
         raise DataError(
             f"class {unknown[0]!r} is to be left out, and is none of this data's {len(data.class_names)} "
-            f"({_few(data.class_names)}): check its spelling"
+            f"({few(data.class_names)}): check its spelling"
         )
     left_out = np.array([name in skipped for name in data.class_names])
     return data.subset(np.flatnonzero(~left_out[data.labels])) if skipped else data
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
     shown = ", ".join(names[:5])
     return f"{shown}, ..." if len(names) > 5 else shown

@@ -19,9 +19,11 @@ class TableOptions:
     """How a table becomes samples; docs/data.md says more."""
 
     columns: tuple[str, ...] = ()
-    """What is measured; by default every column but the label's."""
-    label: str = "label"
-    """The column of the class, unless class folders say it."""
+    """What is measured; by default every column but the label's and the targets'."""
+    label: str | None = None
+    """The column of the class, unless class folders say it; by default `label`, where there is one."""
+    targets: tuple[str, ...] = ()
+    """Columns of numbers that a model's outputs are compared with, in place of a class."""
     window: int | None = None
     """Rows in a sample; by default as many as the model takes, or one."""
     hop: int | None = None
@@ -37,9 +39,13 @@ def split_options(spec: str) -> tuple[str, str]:
 def table_options(path: Path, text: str) -> TableOptions:
     """The options of a table, checked."""
     values = _parsed(path, text)
-    columns = tuple(name for name in values.get("columns", "").split(",") if name)
+    columns, targets = (
+        tuple(part for part in values.get(name, "").split(",") if part) for name in ("columns", "targets")
+    )
+    if targets and "label" in values:
+        raise DataError(f"{path}: ?label= and ?targets= exclude each other: keep one of them")
     window, hop = (_steps(path, name, values) for name in ("window", "hop"))
-    return TableOptions(columns, values.get("label", "label"), window, hop)
+    return TableOptions(columns, values.get("label"), targets, window, hop)
 
 
 def no_options(path: Path, text: str) -> None:

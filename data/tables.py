@@ -2,7 +2,8 @@
 
 A file is one recording; its first line names the columns. A sample is a window of rows, (C, L) with a channel
 for each column, or a single row of features, (F,). The class is that of the label's column, the same in all
-rows of a window (windows across a change are left out), or that of the folder the file lies in.
+rows of a window (windows across a change are left out), or that of the folder the file lies in. In its place
+there may be columns of targets, of which a window has those of its last row, or nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from fedmpq.data.skipping import check_skipped
 from fedmpq.data.value_range import ValueRange
 
 SUFFIXES = (".csv", ".parquet")
+LABEL = "label"
+"""The column of the class, unless the options say otherwise."""
 
 Values = NDArray[np.float32]
 
@@ -57,16 +60,20 @@ class TableSource:
         window = self._options.window or (form.width if form is not None else 1)
         tables, hop = self._read(split), self._options.hop or window
         cut = [_windows(table, window, hop) for table in tables]
-        values = np.concatenate([each for each, _ in cut])
-        names = [name for _, labels in cut for name in labels]
+        values = np.concatenate([each for each, _, _ in cut])
+        names = [name for _, labels, _ in cut for name in labels]
         if not names:
             raise DataError(
                 f"{self._path}: no window of {window} rows has one label: give a smaller window, or more rows"
             )
+        shaped = channels_first(str(self._path), values if window > 1 else values[:, :, 0])
+        if not tables[0].is_labelled:
+            targets, zeros = np.concatenate([each for _, _, each in cut]), np.zeros(len(names), np.int64)
+            called = self._options.targets or ("0",)
+            return Samples(str(self._path), shaped, zeros, called, tables[0].skipped, targets)
         class_names = self._class_names(split, names)
         label_of = {name: label for label, name in enumerate(class_names)}
         labels = np.array([label_of[name] for name in names], np.int64)
-        shaped = channels_first(str(self._path), values if window > 1 else values[:, :, 0])
         return Samples(str(self._path), shaped, labels, class_names, tables[0].skipped)
 
     def bounds(self, split: Split) -> ValueRange | None:
@@ -83,8 +90,8 @@ class TableSource:
         numbers = [int(name) for name in names if name.isdecimal()]
         if max(len(names), *numbers, 0) > MAX_CLASSES:
             raise DataError(
-                f"{self._path}: column {self._options.label!r} holds more than {MAX_CLASSES} classes: "
-                "number them anew"
+                f"{self._path}: column {self._options.label or LABEL!r} holds more than {MAX_CLASSES} "
+                "classes: number them anew"
             )
         if len(numbers) == len(names):
             # Numbers are the labels themselves, also where a board lacks some.
@@ -115,31 +122,40 @@ class TableSource:
             raise DataError(
                 f"{self._path}: its tables have different columns: name those to take with ?columns="
             )
+        if len({table.is_labelled for table in tables}) > 1:
+            named = self._options.label or LABEL
+            raise DataError(f"{self._path}: some of its tables have a column {named!r}, others not: add it")
         return [tables[0]._replace(skipped=skipped), *tables[1:]]
 
 
 class _Table(NamedTuple):
-    """One recording: `values` (rows, columns), NaN where a cell is no number, and the class of each row."""
+    """One recording: `values` (rows, columns), NaN where a cell is no number, and the class of each row, or
+    its `targets` (rows, K)."""
 
     columns: tuple[str, ...]
     values: Values
     labels: Sequence[str]
+    targets: Values
+    is_labelled: bool
     skipped: tuple[tuple[str, str], ...] = ()
 
 
-def _windows(table: _Table, window: int, hop: int) -> tuple[Values, list[str]]:
-    """(N, columns, window) and the class of each, without windows of two classes or with gaps."""
+def _windows(table: _Table, window: int, hop: int) -> tuple[Values, list[str], Values]:
+    """(N, columns, window), and the class and the targets of each, without windows of two classes or with
+    gaps."""
     starts = range(0, len(table.values) - window + 1, hop)
     kept = [
         start
         for start in starts
         if len(set(table.labels[start : start + window])) == 1
         and np.isfinite(table.values[start : start + window]).all()
+        and np.isfinite(table.targets[start + window - 1]).all()
     ]
     values = np.empty((len(kept), len(table.columns), window), np.float32)
     for row, start in enumerate(kept):
         values[row] = table.values[start : start + window].T
-    return values, [table.labels[start] for start in kept]
+    last = np.array(kept, np.int64) + window - 1
+    return values, [table.labels[start] for start in kept], table.targets[last]
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -159,22 +175,28 @@ def _read_table(path: Path, options: TableOptions, label: str | None) -> _Table:
     rows = len(next(iter(cells.values()), ()))
     if not rows:
         raise DataError(f"{path}: has no rows: it needs a line of column names and one row at least")
-    if label is None and options.label not in cells:
-        raise DataError(
-            f"{path}: has no column {options.label!r}, only {', '.join(cells)}: name the class's with ?label="
-        )
-    columns = options.columns or tuple(name for name in cells if name != options.label)
-    if missing := [name for name in columns if name not in cells]:
-        raise DataError(f"{path}: has no column {missing[0]!r}, only {', '.join(cells)}: correct ?columns=")
+    named = options.label or LABEL
+    if options.label is not None and label is None and named not in cells:
+        raise DataError(f"{path}: has no column {named!r}, only {', '.join(cells)}: correct ?label=")
+    columns = options.columns or tuple(name for name in cells if name not in (named, *options.targets))
+    for option, wanted in (("columns", columns), ("targets", options.targets)):
+        if missing := [name for name in wanted if name not in cells]:
+            raise DataError(
+                f"{path}: has no column {missing[0]!r}, only {', '.join(cells)}: correct ?{option}="
+            )
     if not columns:
-        raise DataError(f"{path}: has no column beside {options.label!r}: nothing is measured")
+        raise DataError(f"{path}: has no column beside {named!r}: nothing is measured")
     values = np.stack([_numbers(cells[name]) for name in columns], axis=1)
     if not np.isfinite(values).any():
         raise DataError(
             f"{path}: its columns {', '.join(columns)} hold no numbers: name others with ?columns="
         )
-    labels = [label] * rows if label is not None else [_text(cell) for cell in cells[options.label]]
-    return _Table(tuple(columns), values, labels)
+    targets = [_numbers(cells[name]) for name in options.targets]
+    known = np.stack(targets, axis=1) if targets else np.zeros((rows, 0), np.float32)
+    if targets or (label is None and named not in cells):
+        return _Table(tuple(columns), values, [""] * rows, known, is_labelled=False)
+    labels = [label] * rows if label is not None else [_text(cell) for cell in cells[named]]
+    return _Table(tuple(columns), values, labels, known, is_labelled=True)
 
 
 def _read_csv(path: Path) -> dict[str, Sequence[Any]]:

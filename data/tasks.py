@@ -34,8 +34,8 @@ def for_task(data: Data, task: Task) -> Data:
         if data.targets is not None:
             has = f"{data.targets.shape[1]} targets each" if data.targets.shape[1] else "no labels"
             raise DataError(
-                f"the samples have {has}: classification needs a whole number, the class, for each; give "
-                "labels, or choose another task (regression, multi_label, reconstruction)"
+                f"the samples have {has}: classification needs a class for each; give labels (of a table "
+                "with ?label=), or choose another task (regression, multi_label, reconstruction)"
             )
         return data
     if task == "reconstruction":

@@ -11,8 +11,10 @@ import numpy as np
 from fedmpq.data.data_source import DataSource, FormSource, MeasuredSource, Split, load_form
 from fedmpq.data.dataset import DataError, Dataset
 from fedmpq.data.fingerprint import Fingerprint, fingerprint
-from fedmpq.data.fitting import Form, fitted, labelled, without_classes
+from fedmpq.data.fitting import Form, fitted, without_classes
+from fedmpq.data.naming import named_as
 from fedmpq.data.open_source import open_source
+from fedmpq.data.tasks import for_task, trained_on
 from fedmpq.data.value_range import ValueRange
 from fedmpq.model.calibration import MIN_SAMPLES
 
@@ -73,7 +75,7 @@ class NamedData:
     def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
         # Before reading: a file that comes meanwhile is seen the next time.
         self._loaded = fingerprint(self._data)
-        train = self._fitted(self._data, "train", form, class_names)
+        train = trained_on(self._fitted(self._data, "train", form, class_names), form.task)
         if len(train) < MIN_SAMPLES:
             raise DataError(
                 f"{self._data}: {len(train)} samples can be used, training needs at least {MIN_SAMPLES}"
@@ -89,7 +91,7 @@ class NamedData:
         found = load_form(source, data, there, form)
         # The test data need not have the classes that are left out.
         skip = self._skip if data == self._data else self._skip & set(found.class_names)
-        return labelled(without_classes(found, skip), class_names)
+        return named_as(without_classes(found, skip), class_names, form.task)
 
     def _source(self, data: str) -> DataSource:
         """Opened anew, for an archive's labels are read then; but one of photos knows what it has decoded."""
@@ -108,9 +110,10 @@ class HeldData:
 
     def load(self, form: Form, class_names: Sequence[str]) -> BoardData:
         train, evaluation = (
-            labelled(fitted(data, form), class_names) for data in (self._train, self._evaluation)
+            named_as(for_task(fitted(data, form), form.task), class_names, form.task)
+            for data in (self._train, self._evaluation)
         )
-        return BoardData(train, evaluation)
+        return BoardData(trained_on(train, form.task), evaluation)
 
     def has_changed(self) -> bool:
         return False

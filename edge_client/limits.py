@@ -57,7 +57,10 @@ class Limits:
             )
 
     def _check_memory(self, graph: Graph, plan: TrainingPlan, needs: Needs, data: BoardData) -> None:
-        held = data.train.images.nbytes + data.evaluation.images.nbytes
+        held = sum(
+            part.images.nbytes + (0 if part.targets is None else part.targets.nbytes)
+            for part in (data.train, data.evaluation)
+        )
         memory, given = PROCESS_BYTES + held + needs.memory, memory_given()
         if memory > given:
             raise CannotTakePart(

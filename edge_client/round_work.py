@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from fedmpq.data.dataset import Dataset
+from fedmpq.data.tasks import anomalies
 from fedmpq.edge_client.board_data import BoardData
 from fedmpq.edge_client.limits import CannotTakePart, Pace
 from fedmpq.exchange.change import Fractions
@@ -23,9 +24,11 @@ from fedmpq.exchange.wire import encode_calibration, encode_update
 from fedmpq.model.graph import Graph
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
+from fedmpq.model.metrics import Judge
 from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
+from fedmpq.model.task import CLASSIFICATION
 from fedmpq.training.engine import Batch, Engine, EpochResult, WorkStopped
 from fedmpq.training.local_calibration import run_calibration
 from fedmpq.training.local_round import run_local_round
@@ -72,17 +75,22 @@ class StoppableEngine:
 def evaluate(
     graph: Graph, assignment: Assignment, data: Dataset, threads: int, stop: threading.Event
 ) -> Evaluation:
-    """How many of `data` the model of the assignment gets right, by the integer forward."""
+    """How well the model of the assignment does on `data`, by the integer forward: how many classes it gets
+    right, or the score of another task."""
     program = compile_program(graph, unpack_layers(graph, assignment.layers), assignment.side)
     products = partial(native_products, threads=threads)
-    correct = 0
+    given, marks = data.labels if data.targets is None else data.targets, anomalies(data)
+    judge = Judge(graph)
     for start in range(0, len(data), EVALUATION_BATCH):
         if stop.is_set():
             raise WorkStopped
         rows = slice(start, start + EVALUATION_BATCH)
-        guesses = logits(program, data.images[rows], products=products).argmax(axis=1)
-        correct += int((guesses == data.labels[rows]).sum())
-    return Evaluation(len(data), correct)
+        outputs = logits(program, data.images[rows], products=products)
+        judge.add(outputs, data.images[rows], given[rows], None if marks is None else marks[rows])
+    score = judge.score().value
+    if graph.task == CLASSIFICATION:
+        return Evaluation(len(data), round(score * len(data)))
+    return Evaluation(len(data), 0, score)
 
 
 def make_update(

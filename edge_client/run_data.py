@@ -142,7 +142,7 @@ class Runs:
         graph = await self._session.graph(run)
         image, names = graph.input, tuple(run.class_names)
         value_range = ValueRange(tuple(run.low), tuple(run.high)) if run.low else None
-        form = Form(image.height, image.width, image.channels, value_range)
+        form = Form(image.height, image.width, image.channels, value_range, graph.task)
         data = await in_thread(partial(self._source.load, form, names), threading.Event(), READER_NAME)
         _tell_data(data)
         if run.HasField("plan"):

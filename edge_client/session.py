@@ -51,9 +51,11 @@ from fedmpq.exchange.wire import (
     plan_from_message,
 )
 from fedmpq.model.graph import Graph
+from fedmpq.model.metrics import METRICS
 from fedmpq.model.ops import GraphError
 from fedmpq.model.quantized import average_bits
 from fedmpq.model.state_checks import ProgramError
+from fedmpq.model.task import CLASSIFICATION, Task
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.system.logs import with_facts
 from fedmpq.training.engine import Engine, EpochResult, TrainingError
@@ -301,8 +303,8 @@ class Session:
         if measure:
             measuring = partial(evaluate, graph, order, data.evaluation, board.threads, stop)
             evaluation = await in_thread(measuring, stop)
-            _tell_evaluation(key, evaluation)
-        heard = partial(_tell_epoch, key, order.plan.epochs)
+            _tell_evaluation(key, graph.task, evaluation)
+        heard = partial(_tell_epoch, key, graph.task, order.plan.epochs)
         training = partial(make_update, board.engine, graph, key.run_id, order, data, evaluation, heard, stop)
         return await in_thread(partial(training, board.limits.seconds), stop)
 
@@ -318,7 +320,7 @@ class Session:
         """Refuses an assignment whose faults show before its model is downloaded."""
         bits, number = tuple(assignment.bit_widths), assignment.round
         classes = graph.shapes[graph.output][0]
-        if classes != len(run.class_names):
+        if graph.task != "reconstruction" and classes != len(run.class_names):
             raise WireError(f"the model has {classes} classes, the run names {len(run.class_names)}")
         if len(bits) != len(graph.layers):
             raise WireError(f"{len(bits)} bit-widths are dealt to the model's {len(graph.layers)} layers")
@@ -412,7 +414,15 @@ def _facts(key: RoundKey, **more: int | float | str) -> dict[str, Any]:
     return with_facts({"run": key.run_id, "round": key.round, **more})
 
 
-def _tell_evaluation(key: RoundKey, evaluation: Evaluation) -> None:
+def _tell_evaluation(key: RoundKey, task: Task, evaluation: Evaluation) -> None:
+    if evaluation.score is not None:
+        metric = METRICS[task]
+        log.info(
+            "round %d: the model as received has %s %s on %d samples",
+            *(key.round, metric.title, metric.text(evaluation.score), evaluation.samples),
+            extra=_facts(key, samples=evaluation.samples, **{metric.key: evaluation.score}),
+        )
+        return
     log.info(
         "round %d: the model as received gets %d of %d samples right",
         *(key.round, evaluation.correct, evaluation.samples),
@@ -420,7 +430,14 @@ def _tell_evaluation(key: RoundKey, evaluation: Evaluation) -> None:
     )
 
 
-def _tell_epoch(key: RoundKey, epochs: int, epoch: int, result: EpochResult) -> None:
+def _tell_epoch(key: RoundKey, task: Task, epochs: int, epoch: int, result: EpochResult) -> None:
+    if task != CLASSIFICATION:
+        log.info(
+            "round %d: epoch %d of %d: loss %.4f",
+            *(key.round, epoch + 1, epochs, result.loss),
+            extra=_facts(key, epoch=epoch + 1, loss=result.loss),
+        )
+        return
     log.info(
         "round %d: epoch %d of %d: loss %.4f, accuracy %.1f %%",
         *(key.round, epoch + 1, epochs, result.loss, 100 * result.accuracy),

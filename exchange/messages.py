@@ -96,6 +96,13 @@ class Evaluation:
 
     samples: int
     correct: int
+    score: float | None = None
+    """The metric of another task than classification, see `model.metrics`."""
+
+    @property
+    def value(self) -> float:
+        """The task's metric: the share of right classes, or the score."""
+        return self.correct / max(1, self.samples) if self.score is None else self.score
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class Update:
     loss: float
     """Mean training loss of the last local epoch."""
     accuracy: float
-    """Training accuracy of the last local epoch."""
+    """The share of right classes or labels in the last local epoch; 0 where answers are values."""
     evaluation: Evaluation | None = None
 
     @property

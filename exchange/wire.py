@@ -28,6 +28,7 @@ from fedmpq.model import planes
 from fedmpq.model.calibration import STATISTICS, statistics_names
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.metrics import BEST, WORST
 from fedmpq.model.quantized import PackedLayer, Side
 from fedmpq.proto import federation_pb2, payload_pb2
 
@@ -278,12 +279,17 @@ def _add_evaluation(message: _Evaluated, evaluation: Evaluation | None) -> None:
     if evaluation is not None:
         message.evaluation.samples = evaluation.samples
         message.evaluation.correct = evaluation.correct
+        if evaluation.score is not None:
+            message.evaluation.score = evaluation.score
 
 
 def _evaluation(message: _Evaluated) -> Evaluation | None:
     if not message.HasField("evaluation"):
         return None
-    evaluation = Evaluation(message.evaluation.samples, message.evaluation.correct)
+    told = message.evaluation
+    evaluation = Evaluation(told.samples, told.correct, told.score if told.HasField("score") else None)
     if evaluation.correct > evaluation.samples:
         raise WireError(f"{evaluation.correct} of {evaluation.samples} samples correct is more than all")
+    if not WORST <= evaluation.value <= BEST:
+        raise WireError(f"the score is {evaluation.value}; it must be in {WORST:g}..{BEST:g}")
     return evaluation

@@ -7,32 +7,41 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from fedmpq.data.dataset import Dataset
+from fedmpq.data.tasks import anomalies
 from fedmpq.exchange.messages import Evaluation
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
+from fedmpq.model.metrics import Score
 from fedmpq.model.quantized import Layers, Side
 
 
-def accuracy(graph: Graph, layers: Layers, side: Side, test: Dataset) -> float:
-    """Share of the images that the integer model gets right."""
-    return DeployedModel(graph, layers, side).accuracy(test.images, test.labels)
+def score(graph: Graph, layers: Layers, side: Side, test: Dataset) -> Score:
+    """How well the integer model does at its task."""
+    given = test.labels if test.targets is None else test.targets
+    return DeployedModel(graph, layers, side).score(test.images, given, anomalous=anomalies(test))
 
 
-def deployed_accuracies(method: QuantizedMethod, model: GlobalModel, test: Dataset) -> dict[int, float]:
-    """By client: the accuracy of what its device runs now; each distinct assignment is measured once."""
-    found: dict[int, float] = {}
+def deployed_scores(method: QuantizedMethod, model: GlobalModel, test: Dataset) -> dict[int, Score]:
+    """By client: how well does what its device runs now; each distinct assignment is measured once."""
+    found: dict[int, Score] = {}
     for each in method.deployments(model, model.clients):
-        share = accuracy(method.graph, each.layers, each.side, test)
-        found |= {client.client: share for client in each.clients}
+        measured = score(method.graph, each.layers, each.side, test)
+        found |= {client.client: measured for client in each.clients}
     return found
+
+
+def mean_others(scores: Mapping[int, Score]) -> dict[str, float]:
+    """Metrics beside the task's own: means over the clients, in their order."""
+    each = [scores[client].others for client in sorted(scores)]
+    return {name: float(np.mean([others[name] for others in each])) for name in (each[0] if each else ())}
 
 
 def reported_accuracies(reports: Mapping[int, Evaluation | None]) -> dict[int, float]:
     """By client: what it measured, on its own data, of the model it was sent."""
     return {
-        client: report.correct / report.samples
+        client: report.value
         for client, report in reports.items()
         if report is not None and report.samples > 0
     }

@@ -29,6 +29,7 @@ async def first_model(config: RunConfig, images: Images) -> tuple[bytes, bytes]:
         "classes": len(images.class_names),
         "image": asdict(images.format),
         "activation_bits": config.recipe().activation_bits,
+        "task": config.task,
     }
     request = {"model": wanted, "weights": config.weights}
     with tempfile.TemporaryDirectory(prefix="fedmpq-") as folder:

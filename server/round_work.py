@@ -16,14 +16,14 @@ import numpy as np
 from fedmpq.exchange.messages import Calibration, Evaluation, Phase
 from fedmpq.exchange.wire import decode_calibration
 from fedmpq.method.archive import Tensors, pack_model
-from fedmpq.method.evaluation import deployed_accuracies, reported_accuracies
+from fedmpq.method.evaluation import reported_accuracies
 from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.method.usable_model import check_usable
 from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
 from fedmpq.server.learned_deadline import SLOWEST, learned_seconds
-from fedmpq.server.round_facts import PHASE_SECONDS, Measured, accuracy_facts, check_drop, time_facts, traffic
+from fedmpq.server.round_facts import PHASE_SECONDS, Measured, checked_facts, measured_on, time_facts, traffic
 from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
@@ -194,9 +194,8 @@ class RoundWork(ABC):
 
     def _facts(self, model: GlobalModel, measured: Measured) -> dict[str, Any]:
         """The accuracy, unless it is too much worse."""
-        facts = accuracy_facts(model, measured)
-        check_drop(self.active.accuracy, facts, self.active.config.max_accuracy_drop)
-        return facts
+        active, most = self.active, self.active.config.max_accuracy_drop
+        return checked_facts(model, measured, active.graph.task, active.accuracy, most)
 
     def _dealt_model(self, answers: Answers) -> GlobalModel:
         """The run's model, with the bit-widths at which those who answered were sent it."""
@@ -209,9 +208,7 @@ class RoundWork(ABC):
     def _measured_here(self, model: GlobalModel) -> Measured:
         """By the server on its test data, if it has any and it is time."""
         test = self.active.images.test() if self.active.config.evaluates(model.round) else None
-        if test is None:
-            return Measured()
-        return Measured(deployed_accuracies(self.active.method, model, test), "server")
+        return Measured() if test is None else measured_on(self.active.method, model, test)
 
 
 class TrainingWork(RoundWork):

@@ -14,8 +14,10 @@ from typing import Any
 
 from fedmpq.data.data_source import DataSource, MeasuredSource, Split, load_form, load_samples
 from fedmpq.data.dataset import MAX_CLASSES, Dataset
-from fedmpq.data.fitting import Form, labelled, numbered
+from fedmpq.data.fitting import Form, numbered
+from fedmpq.data.naming import named_as
 from fedmpq.data.open_source import names_object, open_source
+from fedmpq.data.tasks import NORMAL, trained_on
 from fedmpq.data.value_range import BOARDS, ValueRange, parse_range
 from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
@@ -162,7 +164,7 @@ class RunConfig(MethodSettings):
         """Test data would tell the rest."""
         if self.image is None:
             raise ConfigError("give image = [height, width, channels], or test_data to take it from")
-        if self.class_names is None and self.classes is None:
+        if self.class_names is None and self.classes is None and self.task != "reconstruction":
             raise ConfigError("give class_names or classes = N, or test_data to take them from")
         unknown = self.input_scale is None or self.input_zero_point is None
         if unknown and self.data_range is None:
@@ -275,17 +277,19 @@ def load_test_data(
     wanted = form
     if form is None and config.image is not None:
         height, width, channels = config.image
-        wanted = Form(height, width, channels)
+        wanted = Form(height, width, channels, task=config.task)
     test = _load(config, config.test_data, "test", wanted)
     names = tuple(class_names) or config.class_names or ()
     # Classes that the run knows by number alone are the test data's own.
-    return test if not names or numbered(names) else labelled(test, names)
+    if not names or (test.targets is None and numbered(names)):
+        return test
+    return named_as(test, names, config.task)
 
 
 def load_calibration_data(config: RunConfig, form: Form) -> Dataset | None:
     """The images on which the server measures statistics: training images, or else what there is."""
     path = config.calibration_data
-    return None if path is None else _load(config, path, "train", form)
+    return None if path is None else trained_on(_load(config, path, "train", form), config.task)
 
 
 def _load(config: RunConfig, path: str, split: Split, form: Form | None) -> Dataset:
@@ -295,7 +299,7 @@ def _load(config: RunConfig, path: str, split: Split, form: Form | None) -> Data
     if value_range is None and config.data_range is not None:
         value_range = _range_so_far(config.data_range, source, there)
     if form is None:
-        return load_samples(source, path, there).coded(value_range)
+        return load_samples(source, path, there, task=config.task).coded(value_range)
     return load_form(source, path, there, replace(form, value_range=value_range))
 
 
@@ -329,12 +333,18 @@ def _class_names(config: RunConfig, test: Dataset | None) -> tuple[str, ...]:
     # A run may have more classes than its test data shows; then they have no names but numbers.
     if test is not None and config.classes in (None, len(test.class_names)):
         return test.class_names
+    if config.classes is None and config.task == "reconstruction":
+        return (NORMAL,)
     assert config.classes is not None
     return tuple(str(label) for label in range(config.classes))
 
 
 def _check_test_data(config: RunConfig, test: Dataset) -> None:
     classes = len(config.class_names) if config.class_names is not None else config.classes
+    if classes is not None and test.targets is not None and test.targets.shape[1] != classes:
+        raise ConfigError(
+            f"{config.test_data} has {test.targets.shape[1]} targets for each sample, the run names {classes}"
+        )
     if classes is not None and int(test.labels.max()) >= classes:
         raise ConfigError(
             f"{config.test_data} has label {int(test.labels.max())}, the run's {classes} classes end at "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmpq.method.history import BOARDS, TEST_DATA, ClientFacts, History, Outcome, RoundFacts
-from fedmpq.server.round_facts import PHASE_SECONDS
+from fedmpq.server.round_facts import METRIC, OTHERS, PHASE_SECONDS
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Run, Seat, SeatState
 
@@ -44,6 +44,8 @@ def _facts(store: Store, run_id: str, number: int, names: Mapping[int, str]) -> 
         phases=metrics.get(PHASE_SECONDS, {}),
         clients=tuple(_client(seat, names[seat.client]) for seat in stored.seats),
         undone=metrics.get("undone", ""),
+        metric=metrics.get(METRIC, "accuracy"),
+        others=metrics.get(OTHERS, {}),
     )
 
 

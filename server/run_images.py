@@ -56,7 +56,7 @@ class RunImages:
 
 def form_of(graph: Graph, value_range: ValueRange | None = None) -> Form:
     """What the graph takes."""
-    return Form(graph.input.height, graph.input.width, graph.input.channels, value_range)
+    return Form(graph.input.height, graph.input.width, graph.input.channels, value_range, graph.task)
 
 
 def tell_skipped(what: str, config: RunConfig, data: Dataset) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedmpq.model.metrics import METRICS, Metric, metric_named
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.claim_limits import ClaimLimits
 
@@ -19,6 +20,7 @@ MOST_TEXT = 200
 UNBOUNDED_WIDTH = 10_000
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _NONE = "–"
+_METRIC_TITLES = tuple(metric.title for metric in METRICS.values())
 
 
 def status_facts(status: pb.ServerStatus, *, running: bool) -> dict[str, Any]:
@@ -58,6 +60,8 @@ def _metrics_facts(metrics: pb.RoundMetrics) -> dict[str, Any]:
         "deployed_accuracy": dict(sorted(metrics.deployed_accuracy.items())),
         "mean_deployed_accuracy": metrics.mean_deployed_accuracy if measured else None,
         "measured_by": metrics.measured_by or None,
+        "metric": metrics.metric or "accuracy",
+        "others": dict(sorted(metrics.others.items())),
         "loss": metrics.loss,
         "seconds": metrics.seconds,
         "updates": metrics.updates,
@@ -95,7 +99,8 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
 def status_table(status: pb.ServerStatus) -> RenderableType:
     """The run in a few lines, then a row for each client."""
     parts: list[RenderableType] = [_run_lines(status.run)] if status.HasField("run") else [Text("no run yet")]
-    parts.append(_client_table(status.clients) if status.clients else Text("no client has enrolled"))
+    metric = _metric(status.run)
+    parts.append(_client_table(status.clients, metric) if status.clients else Text("no client has enrolled"))
     return Group(*parts)
 
 
@@ -115,7 +120,7 @@ def runs_table(runs: Iterable[pb.RunStatus]) -> Table:
             f"{run.round}/{run.rounds}",
             bytes_text(run.bytes_up),
             bytes_text(run.bytes_down),
-            _mean_accuracy(run),
+            _named_mean(run),
             run.created.ToDatetime().strftime("%Y-%m-%d %H:%M") if run.HasField("created") else _NONE,
         )
     return table
@@ -135,7 +140,8 @@ def status_line(status: pb.ServerStatus) -> str:
     run = status.run
     answered = f", {run.updates}/{run.selected} {_answers(run)}" if run.selected else ""
     traffic = f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}"
-    return f"{run_line(run)}{answered}, accuracy {_mean_accuracy(run)}, {traffic}, {clients}"
+    metric = _metric(run).title
+    return f"{run_line(run)}{answered}, {metric} {_mean_accuracy(run)}, {traffic}, {clients}"
 
 
 def _run_lines(run: pb.RunStatus) -> Table:
@@ -164,9 +170,11 @@ def _answers(run: pb.RunStatus) -> str:
 def _add_metrics(grid: Table, run: pb.RunStatus) -> None:
     metrics = run.metrics
     budgets = sorted(metrics.deployed_accuracy.items(), key=lambda item: (len(item[0]), item[0]))
-    each = ", ".join(f"{budget} bits {share:.1%}" for budget, share in budgets)
+    metric = _metric(run)
+    each = ", ".join(f"{budget} bits {metric.text(value)}" for budget, value in budgets)
+    each += "".join(f"; {name} {value:.4g}" for name, value in sorted(metrics.others.items()))
     where = ", on the clients' own data" if metrics.measured_by == "clients" else ""
-    grid.add_row("accuracy", _mean_accuracy(run) + (f"; {each}" if each else "") + where)
+    grid.add_row(metric.title, _mean_accuracy(run) + (f"; {each}" if each else "") + where)
     grid.add_row("bit-widths", widths_text(metrics.bit_widths))
     lost = f", {metrics.rejected} rejected, {metrics.cut} cut" if metrics.rejected or metrics.cut else ""
     grid.add_row(
@@ -174,8 +182,9 @@ def _add_metrics(grid: Table, run: pb.RunStatus) -> None:
     )
 
 
-def _client_table(clients: Sequence[pb.ClientStatus]) -> Table:
-    table = _table("#", "client", "", "budget", "samples", "bit-widths", "up", "down", "accuracy", "engine")
+def _client_table(clients: Sequence[pb.ClientStatus], metric: Metric) -> Table:
+    columns = ("#", "client", "", "budget", "samples", "bit-widths", "up", "down", metric.title, "engine")
+    table = _table(*columns)
     for client in clients:
         limits = ClaimLimits(
             client.max_samples if client.HasField("max_samples") else None,
@@ -190,7 +199,7 @@ def _client_table(clients: Sequence[pb.ClientStatus]) -> Table:
             widths_text(client.bit_widths),
             bytes_text(client.bytes_up),
             bytes_text(client.bytes_down),
-            f"{client.accuracy:.1%}" if client.HasField("accuracy") else _NONE,
+            metric.text(client.accuracy) if client.HasField("accuracy") else _NONE,
             plain(client.engine) or _NONE,
             style=None if client.connected else "dim",
         )
@@ -211,7 +220,7 @@ def _client_state(client: pb.ClientStatus) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        right = column in ("#", "budget", "samples", "up", "down", "accuracy", "round")
+        right = column in ("#", "budget", "samples", "up", "down", "round", *_METRIC_TITLES)
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     return table
 
@@ -228,7 +237,18 @@ def _state(run: pb.RunStatus) -> str:
 def _mean_accuracy(run: pb.RunStatus) -> str:
     if not run.HasField("metrics") or not run.metrics.HasField("mean_deployed_accuracy"):
         return _NONE
-    return f"{run.metrics.mean_deployed_accuracy:.1%}"
+    return _metric(run).text(run.metrics.mean_deployed_accuracy)
+
+
+def _named_mean(run: pb.RunStatus) -> str:
+    """Beside runs of other tasks: what is no accuracy says so."""
+    mean, metric = _mean_accuracy(run), _metric(run)
+    return mean if mean == _NONE or metric.key == "accuracy" else f"{metric.title} {mean}"
+
+
+def _metric(run: pb.RunStatus) -> Metric:
+    """By which its models are measured."""
+    return metric_named(run.metrics.metric)
 
 
 def plain(text: str) -> str:

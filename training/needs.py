@@ -27,6 +27,7 @@ from fedmpq.model.graph import (
 )
 from fedmpq.model.ops import Shape
 from fedmpq.model.pools import windows_of
+from fedmpq.model.task import CLASSIFICATION
 from fedmpq.training.native_plan import (
     ConcatUnit,
     DropUnit,
@@ -68,6 +69,9 @@ def training_needs(graph: Graph, plan: TrainingPlan, samples: int, threads: int)
     channels, height, width = graph.input.shape
     padded = batch * channels * (height + 2 * plan.pad) * (width + 2 * plan.pad)
     images = 2 * batch * math.prod(graph.input.shape) + (padded if plan.pad or plan.flip else 0)
+    if graph.task != CLASSIFICATION:
+        # What outputs are compared with, as floats, while it is made.
+        images += 12 * batch * graph.shapes[graph.output][0]
     drawn = 64 * samples
     memory = step + images + drawn + weights_memory(graph, plan)
     # Forward, the errors of the inputs and the gradients of the weights.

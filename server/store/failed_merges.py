@@ -129,7 +129,7 @@ def _undo_metrics(
     """The round has the model of an earlier one, and what was measured of that."""
     this = _is_training(address.run_id, address.number)
     known: dict[str, Any] = json.loads(connection.execute(select(rounds.c.metrics).where(this)).scalar_one())
-    same = ("bit_widths", "deployed_accuracy", "mean_deployed_accuracy", "measured_by")
+    same = ("bit_widths", "deployed_accuracy", "mean_deployed_accuracy", "measured_by", "metric", "others")
     known |= {name: before[name] for name in same if name in before}
     known |= {"undone": reason, UNDONE_IN_A_ROW: before.get(UNDONE_IN_A_ROW, 0) + 1}
     connection.execute(update(rounds).where(this).values(model=model, metrics=json.dumps(known)))

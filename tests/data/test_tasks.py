@@ -16,6 +16,7 @@ from fedmpq.data.fitting import Form
 from fedmpq.data.in_memory import from_arrays, from_items
 from fedmpq.data.named import load_measured, load_named
 from fedmpq.data.open_source import open_source
+from fedmpq.data.samples import Samples
 from fedmpq.data.tasks import TASKS, anomalies, for_task, normal_class, trained_on
 
 IMAGES = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2, 1)
@@ -214,3 +215,43 @@ def test_every_task_has_an_answer_to_digits() -> None:
         assert len(train) + len(test) == 1797
         outputs = {"multi_label": 10, "regression": 1}.get(task)
         assert (None if train.targets is None else train.targets.shape[1]) == outputs
+
+
+def table(path: Path, rows: int = 8, names: str = "ax,ay,load,wear") -> Path:
+    lines = [f"{n},{-n},{n / 2},{n % 2}" for n in range(rows)]
+    path.write_text("\n".join((names, *lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def test_columns_of_targets(tmp_path: Path) -> None:
+    """A window has the targets of its last row; a gap in them leaves it out."""
+    path = table(tmp_path / "readings.csv")
+    found = read(f"{path}?window=4&hop=2&targets=wear,load", "regression")
+    assert found.targets is not None
+    assert found.targets.tolist() == [[1, 1.5], [1, 2.5], [1, 3.5]]
+    assert (found.class_names, found.values.shape) == (("wear", "load"), (3, 1, 4, 2))
+    np.testing.assert_array_equal(found.values[1, 0, :, 0], [2, 3, 4, 5])
+    text = path.read_text(encoding="utf-8").replace("5,-5,2.5,1", "5,-5,,1")
+    path.write_text(text, encoding="utf-8")
+    assert len(read(f"{path}?window=4&hop=2&targets=wear,load", "regression")) == 2
+
+
+def test_a_table_without_classes(tmp_path: Path) -> None:
+    path = table(tmp_path / "readings.csv")
+    assert read(str(path), "reconstruction").values.shape == (8, 1, 1, 4)
+    with pytest.raises(DataError, match=r"no labels: .* with \?label="):
+        read(str(path), "classification")
+    for options, message in (
+        ("?targets=speed", r"no column 'speed', only ax, ay, load, wear: correct \?targets="),
+        ("?targets=load&label=wear", "exclude each other"),
+        ("?label=class", r"no column 'class', .* correct \?label="),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(f"{path}{options}", "regression")
+    table(tmp_path / "other.csv", names="ax,ay,load,label")
+    with pytest.raises(DataError, match="some of its tables have a column 'label', others not"):
+        read(f"{tmp_path}?columns=ax,ay", "reconstruction")
+
+
+def read(spec: str, task: Any) -> Samples:
+    return load_samples(open_source(spec), spec, "train", task=task)

@@ -220,7 +220,10 @@ def calibration(seed: int = 0) -> Calibration:
     return Calibration(round=3, client=2, samples=50, statistics=statistics)
 
 
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, Evaluation(7, 0), Evaluation(9, 9)]))
+EVALUATIONS = (None, Evaluation(7, 0), Evaluation(9, 9), Evaluation(9, 0, 0.25), Evaluation(1, 0, -1.0))
+
+
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from(EVALUATIONS))
 def test_a_calibration_comes_back_as_it_was(seed: int, half: bool, evaluation: Evaluation | None) -> None:
     sent = replace(calibration(seed), evaluation=evaluation)
     if half:
@@ -236,7 +239,7 @@ def test_a_calibration_comes_back_as_it_was(seed: int, half: bool, evaluation: E
         assert got.statistics[name].tobytes() == tensor.tobytes()
     assert encode_calibration(GRAPH, "run-1", sent) == data
     assert sent.nbytes == (12 if half else 24)
-    assert sent.nbytes < len(data) <= sent.nbytes + 30
+    assert sent.nbytes < len(data) <= sent.nbytes + 39
 
 
 def test_more_right_than_there_are_is_refused() -> None:
@@ -248,7 +251,7 @@ def test_more_right_than_there_are_is_refused() -> None:
 def test_no_calibration_is_longer_than_the_bound() -> None:
     """All in single precision, every number as long as it can be, and an id of 32 digits."""
     greatest = np.full(3, np.finfo(np.float32).max)
-    most = Evaluation(2**64 - 1, 2**64 - 1)
+    most = Evaluation(2**64 - 1, 2**64 - 1, 1.0)
     longest = Calibration(2**32 - 1, 2**32 - 1, 2**64 - 1, {MEAN: greatest, VARIANCE: greatest}, most)
     data = encode_calibration(GRAPH, "f" * 32, longest)
     assert longest.nbytes == 24
@@ -350,3 +353,10 @@ def test_a_plan_comes_back_as_it_was(plan: TrainingPlan) -> None:
 def test_a_plan_out_of_range_is_refused() -> None:
     with pytest.raises(PlanError, match="epochs = 0"):
         plan_from_message(federation_pb2.TrainingPlan(update="paper"))
+
+
+@pytest.mark.parametrize("score", [1.5, -1.01, float("nan"), float("inf")])
+def test_a_score_that_no_metric_has_is_refused(score: float) -> None:
+    data = encode_calibration(GRAPH, "run-1", replace(calibration(0), evaluation=Evaluation(3, 0, score)))
+    with pytest.raises(WireError, match=r"the score is .*; it must be in -1\.\.1"):
+        decode_calibration(GRAPH, data)

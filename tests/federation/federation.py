@@ -151,7 +151,7 @@ class Federation:
     def simulated(self) -> Arrays:
         """What `fedmpq simulate` ends with, given the same settings, data and budgets."""
         known = {"model", "profile", "rounds", "epochs", "batch_size", "seed", "weights", "method"}
-        names = (known | {"data_range"}) & self.settings.keys()
+        names = (known | {"data_range", "task"}) & self.settings.keys()
         experiment = Experiment(
             data=self.data,
             budgets=tuple(map(float, self.budgets)),
@@ -171,7 +171,8 @@ class Federation:
         return ["--state", str(self.state)]
 
     def _write_config(self, path: Path) -> None:
-        settings = read_toml(path) | self.settings
+        given = read_toml(path) | self.settings
+        settings = {name: value for name, value in given.items() if value is not None}
         path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
 
 

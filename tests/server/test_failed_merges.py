@@ -15,12 +15,13 @@ import pytest
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.exchange.messages import Calibration, Evaluation, Update
-from fedmpq.method.evaluation import deployed_accuracies
+from fedmpq.method.evaluation import deployed_scores
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
+from fedmpq.model.metrics import Score
 from fedmpq.proto import federation_pb2 as pb
-from fedmpq.server import round_work
+from fedmpq.server import round_facts
 from fedmpq.server.merge_failures import find_offenders
 from tests.server.loopback import (
     PATIENCE,
@@ -174,11 +175,11 @@ def test_a_model_that_is_far_worse_does_not_count(
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     np.savez(tmp_path / "test.npz", x_test=images, y_test=np.arange(20) % 5)
 
-    def measured(method: QuantizedMethod, model: GlobalModel, test: Dataset) -> dict[int, float]:
+    def measured(method: QuantizedMethod, model: GlobalModel, test: Dataset) -> dict[int, Score]:
         bad = any(model.weights is weights for weights in Tainting.tainted)
-        return dict.fromkeys(deployed_accuracies(method, model, test), 0.1 if bad else 0.9)
+        return dict.fromkeys(deployed_scores(method, model, test), Score(0.1 if bad else 0.9))
 
-    monkeypatch.setattr(round_work, "deployed_accuracies", measured)
+    monkeypatch.setattr(round_facts, "deployed_scores", measured)
 
     async def scenario() -> None:
         async with federation(tmp_path) as server:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64mpq/v1/administration.proto\x12\tfedmpq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetStatusRequest\"\x9d\x01\n\x0cServerStatus\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12!\n\x03run\x18\x02 \x01(\x0b\x32\x14.fedmpq.v1.RunStatus\x12(\n\x07\x63lients\x18\x03 \x03(\x0b\x32\x17.fedmpq.v1.ClientStatus\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc1\x02\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x10\n\x08selected\x18\x07 \x01(\r\x12\x0f\n\x07updates\x18\x08 \x01(\r\x12\x10\n\x08\x62ytes_up\x18\t \x01(\x04\x12\x12\n\nbytes_down\x18\n \x01(\x04\x12(\n\x07metrics\x18\x0b \x01(\x0b\x32\x17.fedmpq.v1.RoundMetrics\x12+\n\x07\x63reated\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05phase\x18\x0e \x01(\t\"\xc3\x03\n\x0cRoundMetrics\x12\r\n\x05round\x18\x01 \x01(\r\x12H\n\x11\x64\x65ployed_accuracy\x18\x02 \x03(\x0b\x32-.fedmpq.v1.RoundMetrics.DeployedAccuracyEntry\x12#\n\x16mean_deployed_accuracy\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bmeasured_by\x18\x04 \x01(\t\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x0f\n\x07updates\x18\x07 \x01(\r\x12\x10\n\x08rejected\x18\x08 \x01(\r\x12\x0b\n\x03\x63ut\x18\t \x01(\r\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x12\n\nbit_widths\x18\x0c \x01(\x0c\x12\x1a\n\rcalibrated_by\x18\r \x01(\rH\x01\x88\x01\x01\x12\x15\n\rcalibrated_on\x18\x0e \x01(\t\x1a\x37\n\x15\x44\x65ployedAccuracyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x19\n\x17_mean_deployed_accuracyB\x10\n\x0e_calibrated_by\"\xe3\x02\n\x0c\x43lientStatus\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\x05\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x0e\n\x06\x62udget\x18\x05 \x01(\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x04\x12\r\n\x05state\x18\x07 \x01(\t\x12\x12\n\nbit_widths\x18\x08 \x01(\x0c\x12\x10\n\x08\x62ytes_up\x18\t \x01(\x04\x12\x12\n\nbytes_down\x18\n \x01(\x04\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x0e\n\x06\x65ngine\x18\x0c \x01(\t\x12\x15\n\x08\x61\x63\x63uracy\x18\r \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x18\n\x0bmax_samples\x18\x0f \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nmax_budget\x18\x10 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_accuracyB\x0e\n\x0c_max_samplesB\r\n\x0b_max_budget\"1\n\x0fStartRunRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x11\n\x0fListRunsRequest\"6\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.fedmpq.v1.RunStatus\"\x1c\n\nRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"C\n\rSetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x66\x61ults\x18\x03 \x03(\t2\x83\x04\n\x0e\x41\x64ministration\x12\x41\n\tGetStatus\x12\x1b.fedmpq.v1.GetStatusRequest\x1a\x17.fedmpq.v1.ServerStatus\x12\x45\n\x0bWatchStatus\x12\x1b.fedmpq.v1.GetStatusRequest\x1a\x17.fedmpq.v1.ServerStatus0\x01\x12<\n\x08StartRun\x12\x1a.fedmpq.v1.StartRunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x43\n\x08ListRuns\x12\x1a.fedmpq.v1.ListRunsRequest\x1a\x1b.fedmpq.v1.ListRunsResponse\x12\x37\n\x08PauseRun\x12\x15.fedmpq.v1.RunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x38\n\tResumeRun\x12\x15.fedmpq.v1.RunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x37\n\x08\x41\x62ortRun\x12\x15.fedmpq.v1.RunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x38\n\x06SetRun\x12\x18.fedmpq.v1.SetRunRequest\x1a\x14.fedmpq.v1.RunStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64mpq/v1/administration.proto\x12\tfedmpq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetStatusRequest\"\x9d\x01\n\x0cServerStatus\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12!\n\x03run\x18\x02 \x01(\x0b\x32\x14.fedmpq.v1.RunStatus\x12(\n\x07\x63lients\x18\x03 \x03(\x0b\x32\x17.fedmpq.v1.ClientStatus\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc1\x02\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12\x10\n\x08selected\x18\x07 \x01(\r\x12\x0f\n\x07updates\x18\x08 \x01(\r\x12\x10\n\x08\x62ytes_up\x18\t \x01(\x04\x12\x12\n\nbytes_down\x18\n \x01(\x04\x12(\n\x07metrics\x18\x0b \x01(\x0b\x32\x17.fedmpq.v1.RoundMetrics\x12+\n\x07\x63reated\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05phase\x18\x0e \x01(\t\"\xb7\x04\n\x0cRoundMetrics\x12\r\n\x05round\x18\x01 \x01(\r\x12H\n\x11\x64\x65ployed_accuracy\x18\x02 \x03(\x0b\x32-.fedmpq.v1.RoundMetrics.DeployedAccuracyEntry\x12#\n\x16mean_deployed_accuracy\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bmeasured_by\x18\x04 \x01(\t\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x0f\n\x07updates\x18\x07 \x01(\r\x12\x10\n\x08rejected\x18\x08 \x01(\r\x12\x0b\n\x03\x63ut\x18\t \x01(\r\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x12\n\nbit_widths\x18\x0c \x01(\x0c\x12\x1a\n\rcalibrated_by\x18\r \x01(\rH\x01\x88\x01\x01\x12\x15\n\rcalibrated_on\x18\x0e \x01(\t\x12\x0e\n\x06metric\x18\x1e \x01(\t\x12\x33\n\x06others\x18\x1f \x03(\x0b\x32#.fedmpq.v1.RoundMetrics.OthersEntry\x1a\x37\n\x15\x44\x65ployedAccuracyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bOthersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x19\n\x17_mean_deployed_accuracyB\x10\n\x0e_calibrated_by\"\xe3\x02\n\x0c\x43lientStatus\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\x05\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x0e\n\x06\x62udget\x18\x05 \x01(\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x04\x12\r\n\x05state\x18\x07 \x01(\t\x12\x12\n\nbit_widths\x18\x08 \x01(\x0c\x12\x10\n\x08\x62ytes_up\x18\t \x01(\x04\x12\x12\n\nbytes_down\x18\n \x01(\x04\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x0e\n\x06\x65ngine\x18\x0c \x01(\t\x12\x15\n\x08\x61\x63\x63uracy\x18\r \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x18\n\x0bmax_samples\x18\x0f \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nmax_budget\x18\x10 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_accuracyB\x0e\n\x0c_max_samplesB\r\n\x0b_max_budget\"1\n\x0fStartRunRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x11\n\x0fListRunsRequest\"6\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.fedmpq.v1.RunStatus\"\x1c\n\nRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"C\n\rSetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x66\x61ults\x18\x03 \x03(\t2\x83\x04\n\x0e\x41\x64ministration\x12\x41\n\tGetStatus\x12\x1b.fedmpq.v1.GetStatusRequest\x1a\x17.fedmpq.v1.ServerStatus\x12\x45\n\x0bWatchStatus\x12\x1b.fedmpq.v1.GetStatusRequest\x1a\x17.fedmpq.v1.ServerStatus0\x01\x12<\n\x08StartRun\x12\x1a.fedmpq.v1.StartRunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x43\n\x08ListRuns\x12\x1a.fedmpq.v1.ListRunsRequest\x1a\x1b.fedmpq.v1.ListRunsResponse\x12\x37\n\x08PauseRun\x12\x15.fedmpq.v1.RunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x38\n\tResumeRun\x12\x15.fedmpq.v1.RunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x37\n\x08\x41\x62ortRun\x12\x15.fedmpq.v1.RunRequest\x1a\x14.fedmpq.v1.RunStatus\x12\x38\n\x06SetRun\x12\x18.fedmpq.v1.SetRunRequest\x1a\x14.fedmpq.v1.RunStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUNDMETRICS_DEPLOYEDACCURACYENTRY']._loaded_options = None
   _globals['_ROUNDMETRICS_DEPLOYEDACCURACYENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDMETRICS_OTHERSENTRY']._loaded_options = None
+  _globals['_ROUNDMETRICS_OTHERSENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATUSREQUEST']._serialized_start=78
   _globals['_GETSTATUSREQUEST']._serialized_end=96
   _globals['_SERVERSTATUS']._serialized_start=99
@@ -41,21 +43,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNSTATUS']._serialized_start=259
   _globals['_RUNSTATUS']._serialized_end=580
   _globals['_ROUNDMETRICS']._serialized_start=583
-  _globals['_ROUNDMETRICS']._serialized_end=1034
-  _globals['_ROUNDMETRICS_DEPLOYEDACCURACYENTRY']._serialized_start=934
-  _globals['_ROUNDMETRICS_DEPLOYEDACCURACYENTRY']._serialized_end=989
-  _globals['_CLIENTSTATUS']._serialized_start=1037
-  _globals['_CLIENTSTATUS']._serialized_end=1392
-  _globals['_STARTRUNREQUEST']._serialized_start=1394
-  _globals['_STARTRUNREQUEST']._serialized_end=1443
-  _globals['_LISTRUNSREQUEST']._serialized_start=1445
-  _globals['_LISTRUNSREQUEST']._serialized_end=1462
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1464
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1518
-  _globals['_RUNREQUEST']._serialized_start=1520
-  _globals['_RUNREQUEST']._serialized_end=1548
-  _globals['_SETRUNREQUEST']._serialized_start=1550
-  _globals['_SETRUNREQUEST']._serialized_end=1617
-  _globals['_ADMINISTRATION']._serialized_start=1620
-  _globals['_ADMINISTRATION']._serialized_end=2135
+  _globals['_ROUNDMETRICS']._serialized_end=1150
+  _globals['_ROUNDMETRICS_DEPLOYEDACCURACYENTRY']._serialized_start=1003
+  _globals['_ROUNDMETRICS_DEPLOYEDACCURACYENTRY']._serialized_end=1058
+  _globals['_ROUNDMETRICS_OTHERSENTRY']._serialized_start=1060
+  _globals['_ROUNDMETRICS_OTHERSENTRY']._serialized_end=1105
+  _globals['_CLIENTSTATUS']._serialized_start=1153
+  _globals['_CLIENTSTATUS']._serialized_end=1508
+  _globals['_STARTRUNREQUEST']._serialized_start=1510
+  _globals['_STARTRUNREQUEST']._serialized_end=1559
+  _globals['_LISTRUNSREQUEST']._serialized_start=1561
+  _globals['_LISTRUNSREQUEST']._serialized_end=1578
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1580
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1634
+  _globals['_RUNREQUEST']._serialized_start=1636
+  _globals['_RUNREQUEST']._serialized_end=1664
+  _globals['_SETRUNREQUEST']._serialized_start=1666
+  _globals['_SETRUNREQUEST']._serialized_end=1733
+  _globals['_ADMINISTRATION']._serialized_start=1736
+  _globals['_ADMINISTRATION']._serialized_end=2251
 # @@protoc_insertion_point(module_scope)

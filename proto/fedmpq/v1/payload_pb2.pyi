@@ -56,12 +56,14 @@ class UpdatePayload(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., model: _Optional[_Union[ModelPayload, _Mapping]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("samples", "correct")
+    __slots__ = ("samples", "correct", "score")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CORRECT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     samples: int
     correct: int
-    def __init__(self, samples: _Optional[int] = ..., correct: _Optional[int] = ...) -> None: ...
+    score: float
+    def __init__(self, samples: _Optional[int] = ..., correct: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class CalibrationPayload(_message.Message):
     __slots__ = ("run_id", "round", "client", "samples", "statistics", "evaluation")
