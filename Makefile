@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TORCH := torch>=2.13,<2.14
-FOLDERS := proto kernels system model data exchange training method edge_client server export lab cli
+FOLDERS := proto kernels system model data exchange training method edge_client server export lab dashboard cli
 KERNEL_SOURCES := kernels/CMakeLists.txt $(shell find kernels/include kernels/src -type f)
 
 # What `make check` runs of the tests: the folders that run no command or simulation, no export runtime, no emulated
@@ -66,7 +66,7 @@ build/typed: Makefile
 	@$(PIP) "setuptools>=77" "cmake>=3.22" ninja
 	@echo "==> fedmpq with its kernels, lab, export and development tools"
 	@# setuptools warns at every editable install, whatever the layout
-	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation -e ".[edge,server,postgres,export,lab,dev]"
+	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation -e ".[edge,server,dashboard,postgres,export,lab,dev]"
 	@touch $@
 
 .venv/bin/python:

@@ -30,6 +30,7 @@ FOLDERS = (
     "server",
     "export",
     "lab",
+    "dashboard",
     "cli",
 )
 LIBRARY = "libfedmpq_kernels"

@@ -46,6 +46,9 @@ COMMANDS = {
     "history": Entry(
         "fedmpq.cli.history_command", "server", "what a run did, round by round: table, CSV, JSON, picture"
     ),
+    "dashboard": Entry(
+        "fedmpq.cli.dashboard_command", "dashboard,server", "runs in the browser, live while they go on"
+    ),
     "runs": Entry("fedmpq.cli.runs_command", "server", "list, start, pause, resume, abort and change runs"),
     "client": Entry("fedmpq.cli.client_command", "edge", "take part in a federation with this device"),
     "export": Entry(

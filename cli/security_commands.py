@@ -16,21 +16,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from fedmpq.server import certificates, tokens
-from fedmpq.server.blobs import Uploads
+from fedmpq.server.access import AccessError, BundleRequest, make_bundles, revoke_clients
 from fedmpq.server.certificates import TlsFiles
 from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.database import open_database
 from fedmpq.server.state_folder import DEFAULT_STATE, StateFolder, add_state_argument
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.sql import open_store
-from fedmpq.system.durable_files import write_durably
-from fedmpq.system.private_folders import closed_folder
-
-BUNDLE_FILES = ("ca.pem", "client.pem", "client.key", "token")
-
-
-class SecurityError(ValueError):
-    """A request that would undo something, or is about something that is not there."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ def _run_init(arguments: argparse.Namespace) -> int:
         return _renew(state, files, arguments)
     there = next((path for path in files.all if path.exists()), None)
     if there is not None and not arguments.overwrite:
-        raise SecurityError(
+        raise AccessError(
             f"{there} is there; --renew makes a new server certificate with the authority that boards know, "
             "--overwrite makes a new authority too"
         )
@@ -204,7 +196,7 @@ def _list_tokens(store: Store, as_json: bool) -> None:
 
 def _revoke_token(store: Store, token_id: str, as_json: bool) -> None:
     if not store.revoke_token(token_id, time.time()):
-        raise SecurityError(f"there is no token {token_id!r}; --list shows those there are")
+        raise AccessError(f"there is no token {token_id!r}; --list shows those there are")
     if as_json:
         _print_json({"revoked_tokens": [token_id]})
     else:
@@ -259,22 +251,9 @@ def _add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_bundle(arguments: argparse.Namespace) -> int:
     state = StateFolder(arguments.state)
     state.require()
-    # All are looked at before the first one is made.
-    for name in arguments.names:
-        folder = state.bundles / certificates.checked_client_name(name)
-        if folder.exists() and not arguments.overwrite:
-            raise SecurityError(f"{folder} is there; --overwrite makes a new one in its place")
-    authority = certificates.read_authority(state.tls)
+    request = BundleRequest(arguments.days, arguments.token_days, _limits(arguments), arguments.overwrite)
     with _store(state) as store:
-        for name in dict.fromkeys(arguments.names):
-            _revoke_tokens_of(store, name)
-            client = certificates.issue_client(authority, name, arguments.days)
-            token = tokens.make_token(
-                _now(), days=arguments.token_days, client_name=name, limits=_limits(arguments)
-            )
-            store.add_token(token.record)
-            _write_bundle(state, name, authority, client, token.text)
-    made = [str(state.bundles / name) for name in dict.fromkeys(arguments.names)]
+        made = [str(folder) for folder in make_bundles(state, store, arguments.names, request)]
     if arguments.json:
         _print_json({"bundles": made})
         return 0
@@ -282,20 +261,6 @@ def _run_bundle(arguments: argparse.Namespace) -> int:
     print("copy each folder to its board, delete it here, and on the board run:")
     print("  fedmpq client --server HOST:PORT --bundle FOLDER --budget BITS --data DIR")
     return 0
-
-
-def _write_bundle(
-    state: StateFolder,
-    name: str,
-    authority: certificates.Authority,
-    client: certificates.Issued,
-    token: str,
-) -> None:
-    closed_folder(state.bundles)
-    folder = closed_folder(state.bundles / name)
-    write_durably(folder / "ca.pem", certificates.pem_of(authority.certificate))
-    client.write(folder, "client", overwrite=True)
-    write_durably(folder / "token", f"{token}\n".encode())
 
 
 # limit
@@ -320,7 +285,7 @@ def _run_limit(arguments: argparse.Namespace) -> int:
         enrolled = [client.name for client in store.list_clients()]
         if unknown := [name for name in names if name not in enrolled]:
             known = ", ".join(enrolled) or "none"
-            raise SecurityError(f"there is no client {unknown[0]!r}; enrolled are: {known}")
+            raise AccessError(f"there is no client {unknown[0]!r}; enrolled are: {known}")
         for name in names:
             store.limit_client(name, limits)
     if arguments.json:
@@ -348,19 +313,8 @@ def _add_revoke_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_revoke(arguments: argparse.Namespace) -> int:
     state = StateFolder(arguments.state)
     state.require()
-    names = list(dict.fromkeys(arguments.names))
-    facts: list[dict[str, Any]] = []
     with _store(state) as store:
-        # All are looked at before the first one is revoked.
-        for name in names:
-            _require_known(store, name)
-        for name in names:
-            client_id = store.revoke_client(name, time.time())
-            revoked = _revoke_tokens_of(store, name)
-            _remove_bundle(state, name)
-            if client_id is not None and state.uploads.exists():
-                Uploads(state.uploads).forget(client_id)
-            facts.append({"name": name, "client_id": client_id, "revoked_tokens": revoked})
+        facts = [asdict(one) for one in revoke_clients(state, store, arguments.names)]
     if arguments.json:
         _print_json({"revoked": facts})
         return 0
@@ -368,38 +322,6 @@ def _run_revoke(arguments: argparse.Namespace) -> int:
         identity = "identity" if fact["client_id"] else "no identity, for it never enrolled"
         print(f"{fact['name']}: revoked {identity}; unused tokens revoked: {len(fact['revoked_tokens'])}")
     return 0
-
-
-def _require_known(store: Store, name: str) -> None:
-    clients = [client.name for client in store.list_clients()]
-    if name not in clients and not _tokens_of(store, name):
-        known = ", ".join(clients) or "none"
-        raise SecurityError(f"there is no client {name!r} and no unused token for it; enrolled are: {known}")
-
-
-def _tokens_of(store: Store, name: str) -> list[str]:
-    """Ids of those made for this client that could still be used."""
-    records = (record for record in store.list_tokens() if record.client_name == name)
-    return [record.token_id for record in records if record.state(_now()) == "valid"]
-
-
-def _revoke_tokens_of(store: Store, name: str) -> list[str]:
-    ids = _tokens_of(store, name)
-    for token_id in ids:
-        store.revoke_token(token_id, time.time())
-    return ids
-
-
-def _remove_bundle(state: StateFolder, name: str) -> None:
-    if not certificates.is_client_name(name):
-        # Enrolled with a token under a name that no bundle can have.
-        return
-    folder = state.bundles / name
-    for file in BUNDLE_FILES:
-        (folder / file).unlink(missing_ok=True)
-    # What else someone put there is not ours to delete.
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
 
 
 # Shared

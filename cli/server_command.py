@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,11 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve Prometheus metrics on this port of loopback; 0 takes a free one",
     )
     parser.add_argument(
+        "--dashboard",
+        metavar="[HOST:]PORT",
+        help="show it in the browser, with buttons; a port alone is loopback's, 0 takes a free one",
+    )
+    parser.add_argument(
         "--max-clients",
         type=int,
         default=DEFAULT_MAX_CLIENTS,
@@ -147,7 +152,17 @@ def _serve(arguments: argparse.Namespace) -> int:
         open_database(arguments.database).dispose()
         state.remember_database(arguments.database)
     logs.log_events(arguments.log_format)
-    return run_server(settings)
+    if arguments.dashboard is None:
+        return run_server(settings)
+    return _with_dashboard(state, arguments.dashboard, lambda: run_server(settings))
+
+
+def _with_dashboard(state: StateFolder, listen: str, serve: Callable[[], int]) -> int:
+    from fedmpq.dashboard.serving import serving_beside
+
+    with serving_beside(state, listen) as served:
+        print(f"fedmpq server {served.words}", flush=True)
+        return serve()
 
 
 def _tls(arguments: argparse.Namespace, state: StateFolder) -> Any:

@@ -17,7 +17,7 @@ from fedmpq.server.refusals import Context, answering, refuse
 from fedmpq.server.run_config import ConfigError, RunConfig, parse_config
 from fedmpq.server.store.errors import StoreError, StoreFailed, UnknownRun
 from fedmpq.server.store.records import Run
-from fedmpq.server.stored_status import client_status, run_status, stored_run, stored_status
+from fedmpq.server.stored_status import client_status, run_status, stored_run, stored_status, timestamp
 
 STATUS_SECONDS = 0.25
 """Between two messages of a watch."""
@@ -107,6 +107,10 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
         if active is not None and status.run_id == active.run.run_id and status.state != "paused":
             said = dict.fromkeys((status.reason, self._coordinator.waiting_for))
             status.reason = "; ".join(words for words in said if words)
+        if active is not None and status.run_id == active.run.run_id and self._coordinator.waiting_for:
+            # How many have answered an open round changes all the time; it waits since it was opened.
+            since = timestamp(self._coordinator.waiting_since)
+            status.waiting_since.CopyFrom(status.opened if status.HasField("opened") else since)
 
     def _remembered(self, failure: str) -> pb.ServerStatus:
         """As much as is known without the database, and what it fails with."""
@@ -133,9 +137,14 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
         status.time.FromNanoseconds(time.time_ns())
         self._add_reason(status.run)
         doing = self._coordinator.round.doing if self._coordinator.round is not None else {}
+        connections, now = self._coordinator.connections, time.time()
         for client in status.clients:
-            connection = self._coordinator.connections.get(client.client_id)
+            connection = connections.get(client.client_id)
             client.connected = connection is not None
+            if (ago := connections.seen_ago(client.client_id)) is not None:
+                client.last_seen.CopyFrom(timestamp(now - ago))
+            if (ends := connections.certificate_ends.get(client.client_id)) is not None:
+                client.certificate_ends.CopyFrom(timestamp(ends))
             if client.state == "selected":
                 client.state = doing.get(client.client, "selected")
             if connection is not None and connection.declined:

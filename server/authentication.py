@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
+from cryptography.x509 import load_pem_x509_certificate
 
 from fedmpq.server.refusals import Context, refuse
 from fedmpq.server.store.protocol import Enrolment
@@ -63,6 +64,13 @@ def certificate_name(context: Context) -> str | None:
     names: Mapping[str, Iterable[bytes]] = context.auth_context() or {}
     common = next(iter(names.get("x509_common_name", ())), None)
     return None if common is None else common.decode(errors="replace")
+
+
+def certificate_ends(context: Context) -> float | None:
+    """Until when the client's certificate is valid, in seconds since 1970; None without mutual TLS."""
+    facts: Mapping[str, Iterable[bytes]] = context.auth_context() or {}
+    shown = next(iter(facts.get("x509_pem_cert", ())), None)
+    return None if shown is None else load_pem_x509_certificate(shown).not_valid_after_utc.timestamp()
 
 
 def _header(metadata: Any, name: str) -> str:

@@ -120,6 +120,8 @@ class Connections:
         self._started = self._returned = steady()
         self._left: dict[str, float] = {}
         """When those who are not here went away."""
+        self.certificate_ends: dict[str, float] = {}
+        """By client, until when the certificate is valid that it showed last; in seconds since 1970."""
         self.changed = Bell()
 
     def connect(self, client: Client, answers: bool = False) -> Connection:
@@ -157,6 +159,13 @@ class Connections:
         if client_id in self._connections:
             return 0.0
         return max(1e-9, self._steady() - self._left.get(client_id, self._started))
+
+    def seen_ago(self, client_id: str) -> float | None:
+        """Seconds since the client was last connected; None: it was not here since the server's start."""
+        if client_id in self._connections:
+            return 0.0
+        left = self._left.get(client_id)
+        return None if left is None else self._steady() - left
 
     @property
     def quiet(self) -> float:

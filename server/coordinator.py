@@ -82,6 +82,11 @@ class Coordinator:
         """What the run at work waits for, for the operator's eyes."""
         return self._resources.waiting_for
 
+    @property
+    def waiting_since(self) -> float:
+        """When it began to wait for that."""
+        return self._resources.waiting_since
+
     # The loop
 
     async def conduct(self, exit_when_done: bool) -> None:

@@ -20,7 +20,7 @@ from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
-from fedmpq.server.authentication import authenticate
+from fedmpq.server.authentication import authenticate, certificate_ends
 from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
@@ -81,6 +81,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             except TooManyConnections as error:
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: retry later")
             connection.bounds = bounds
+            if (ends := certificate_ends(context)) is not None:
+                self._coordinator.connections.certificate_ends[client.client_id] = ends
             try:
                 connection.send(self._welcome)
                 self._coordinator.greet(connection)

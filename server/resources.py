@@ -87,9 +87,20 @@ class Resources:
     steady: Callable[[], float] = time.monotonic
     workers: Workers = field(default_factory=Workers)
     tally: Tally = field(default_factory=Tally)
-    waiting_for: str = ""
-    """What the run at work waits for, for the operator's eyes."""
     stopping: bool = False
+    waiting_since: float = field(default=0.0, init=False)
+    """When `waiting_for` became what it is."""
+    _waiting_for: str = field(default="", init=False)
+
+    @property
+    def waiting_for(self) -> str:
+        """What the run at work waits for, for the operator's eyes."""
+        return self._waiting_for
+
+    @waiting_for.setter
+    def waiting_for(self, words: str) -> None:
+        if words != self._waiting_for:
+            self._waiting_for, self.waiting_since = words, self.clock()
 
     def check_stop(self) -> None:
         if self.stopping:

@@ -20,11 +20,11 @@ _OUTCOMES: dict[SeatState, Outcome] = {
 _MEASURED_BY = {"server": TEST_DATA, "clients": BOARDS}
 
 
-def run_history(store: Store, run: Run) -> History:
-    """Its merged rounds."""
+def run_history(store: Store, run: Run, first: int = 1) -> History:
+    """Its merged rounds, from the round `first` on."""
     names = {client.client_id: client.name for client in store.list_clients(revoked=True)}
     of_client = {member.client: names[member.client_id] for member in store.members(run.run_id)}
-    return History(_facts(store, run.run_id, number, of_client) for number in range(1, run.round + 1))
+    return History(_facts(store, run.run_id, number, of_client) for number in range(first, run.round + 1))
 
 
 def _facts(store: Store, run_id: str, number: int, names: Mapping[int, str]) -> RoundFacts:

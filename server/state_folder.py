@@ -6,6 +6,7 @@
     uploads/         uploads that are not complete
     tls/             ca.pem, ca.key, server.pem, server.key
     bundles/NAME/    ca.pem, client.pem, client.key, token: what the board NAME needs
+    operator-token   what the dashboard's buttons need
     admin.sock       where `fedmpq status` and `fedmpq runs` reach the running server
 
 Only its owner may enter it (mode 0700): that is all the authentication the socket has.

@@ -49,6 +49,9 @@ def run_facts(run: pb.RunStatus) -> dict[str, Any]:
         "bytes_down": run.bytes_down,
         "created": _moment(run.created) if run.HasField("created") else None,
         "ended": _moment(run.ended) if run.HasField("ended") else None,
+        "opened": _moment(run.opened) if run.HasField("opened") else None,
+        "deadline": _moment(run.deadline) if run.HasField("deadline") else None,
+        "waiting_since": _moment(run.waiting_since) if run.HasField("waiting_since") else None,
         "metrics": _metrics_facts(run.metrics) if run.HasField("metrics") else None,
     }
 
@@ -93,6 +96,8 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
         "engine": client.engine,
         "accuracy": client.accuracy if client.HasField("accuracy") else None,
         "reason": client.reason,
+        "last_seen": _moment(client.last_seen) if client.HasField("last_seen") else None,
+        "certificate_ends": _moment(client.certificate_ends) if client.HasField("certificate_ends") else None,
     }
 
 

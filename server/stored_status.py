@@ -45,14 +45,17 @@ def run_status(run: Run, opened: Round | None, last: TrainingRound | None) -> pb
         rounds=run.config["rounds"],
         bytes_up=run.bytes_up,
         bytes_down=run.bytes_down,
-        created=_timestamp(run.created),
+        created=timestamp(run.created),
     )
     if run.ended is not None:
-        status.ended.CopyFrom(_timestamp(run.ended))
+        status.ended.CopyFrom(timestamp(run.ended))
     if opened is not None:
         status.selected = sum(seat.state not in LEFT for seat in opened.seats)
         status.updates = len(opened.seats_in("updated"))
         status.phase = opened.address.phase
+        status.opened.CopyFrom(timestamp(opened.opened))
+        if opened.deadline is not None:
+            status.deadline.CopyFrom(timestamp(opened.deadline))
     if last is not None:
         status.metrics.CopyFrom(round_metrics(last.metrics))
     return status
@@ -92,7 +95,7 @@ def client_status(client: Client, member: Member | None, opened: Round | None) -
     return status
 
 
-def _timestamp(seconds: float) -> Timestamp:
+def timestamp(seconds: float) -> Timestamp:
     moment = Timestamp()
     moment.FromNanoseconds(round(seconds * 1e6) * 1000)
     return moment

@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"method", *_BELOW},
     "export": {"model", "system"},
     "lab": {"training", "method", "edge_client", "server", "export", *_BELOW},
-    "cli": {"training", "method", "edge_client", "server", "export", "lab", *_BELOW},
+    "dashboard": {"method", "server", "lab", *_BELOW},
+    "cli": {"training", "method", "edge_client", "server", "export", "lab", "dashboard", *_BELOW},
 }
 # What a board loads must not need these; a room below it may reach for torch inside a function.
 HEAVY = {"torch", "torchvision", "onnx", "onnxruntime", "executorch", "pandas"}

@@ -17,8 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedmpq.cli.main import main
-from fedmpq.cli.security_commands import ACTIONS, SecurityError
+from fedmpq.cli.security_commands import ACTIONS
 from fedmpq.cli.server_command import SECURITY_ACTIONS
+from fedmpq.server.access import AccessError
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.certificates import ALWAYS, CertificateError, hosts_of, read_authority, read_certificate
 from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits, LimitError
@@ -118,7 +119,7 @@ def test_a_token_is_nowhere_on_the_disk(tmp_path: Path, capsys: Capture) -> None
 
 def test_init_says_how_to_go_on_where_there_is_one(state: Path) -> None:
     before = {path: path.read_bytes() for path in (state / "tls").iterdir()}
-    with pytest.raises(SecurityError, match=r"ca\.pem is there; --renew .* --overwrite"):
+    with pytest.raises(AccessError, match=r"ca\.pem is there; --renew .* --overwrite"):
         act("init", "--state", state)
     assert {path: path.read_bytes() for path in (state / "tls").iterdir()} == before
 
@@ -226,7 +227,7 @@ def test_a_revoked_token_enrols_nobody_and_its_clients_stay(state: Path, capsys:
         enrol(state, token["token"], "b")
     with store_of(state) as store:
         assert store.client_by_id(client_id) is not None
-    with pytest.raises(SecurityError, match="no token 'nonsense'; --list"):
+    with pytest.raises(AccessError, match="no token 'nonsense'; --list"):
         act("token", "--revoke", "nonsense", "--state", state)
 
 
@@ -286,7 +287,7 @@ def test_a_bundle_is_not_overwritten_unless_told_to(state: Path) -> None:
     act("bundle", "camera-1", "--state", state)
     folder = state / "bundles" / "camera-1"
     before = (folder / "token").read_text().strip()
-    with pytest.raises(SecurityError, match="camera-1 is there; --overwrite"):
+    with pytest.raises(AccessError, match="camera-1 is there; --overwrite"):
         act("bundle", "camera-2", "camera-1", "--state", state)
     assert not (state / "bundles" / "camera-2").exists()
     act("bundle", "camera-1", "--overwrite", "--state", state)
@@ -300,7 +301,7 @@ def test_a_name_cannot_leave_the_folder(state: Path, name: str) -> None:
     with pytest.raises(CertificateError, match="cannot be a client's name"):
         act("bundle", name, "--state", state)
     assert not (state / "bundles").exists()
-    with pytest.raises(SecurityError, match="there is no client"):
+    with pytest.raises(AccessError, match="there is no client"):
         act("revoke", name, "--state", state)
 
 
@@ -351,7 +352,7 @@ def test_every_action_is_reached_from_the_command_line(state: Path, capsys: Capt
 
 
 def test_limits_that_cannot_be_are_refused(state: Path) -> None:
-    with pytest.raises(SecurityError, match="no client 'a'"):
+    with pytest.raises(AccessError, match="no client 'a'"):
         act("limit", "a", "--state", state, "--max-samples", "5")
     with pytest.raises(LimitError, match="2 or more"):
         act("token", "--state", state, "--max-samples", "1")
@@ -399,7 +400,7 @@ def test_a_board_stolen_before_it_enrolled(state: Path, capsys: Capture) -> None
 def test_revoking_a_stranger_revokes_nobody(state: Path) -> None:
     act("bundle", "camera-1", "--state", state)
     client_id = enrol(state, (state / "bundles" / "camera-1" / "token").read_text().strip(), "camera-1")
-    with pytest.raises(SecurityError, match=r"no client 'camera-2' .* enrolled are: camera-1"):
+    with pytest.raises(AccessError, match=r"no client 'camera-2' .* enrolled are: camera-1"):
         act("revoke", "camera-1", "camera-2", "--state", state)
     with store_of(state) as store:
         assert store.client_by_id(client_id) is not None

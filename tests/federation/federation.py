@@ -82,18 +82,18 @@ class Federation:
     def name(number: int) -> str:
         return f"board-{number}"
 
-    def start_server(self) -> Program:
-        server = self.begin_server()
+    def start_server(self, *more: str) -> Program:
+        server = self.begin_server(*more)
         wait_for_port(self.port, server)
         if self._first is None:
             # No board has come yet, so the first model is still there.
             self._first = first_in(StateFolder(self.state))
         return server
 
-    def begin_server(self) -> Program:
+    def begin_server(self, *more: str) -> Program:
         """Without waiting for it to listen."""
         words = ["server", str(self.folder / "parts" / "run.toml"), *self._state_words()]
-        words += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-done"]
+        words += ["--listen", f"127.0.0.1:{self.port}", "--exit-when-done", *more]
         self.server = Program([*FEDMPQ, *words], self.folder / "server.log")
         return self.server
 

@@ -13,14 +13,16 @@ import pytest
 
 from fedmpq.cli import (
     client_command,
+    dashboard_command,
     history_command,
     runs_command,
     server_command,
     split_command,
     status_command,
 )
-from fedmpq.cli.security_commands import ACTIONS, BUNDLE_FILES
+from fedmpq.cli.security_commands import ACTIONS
 from fedmpq.server import certificates, tokens
+from fedmpq.server.access import BUNDLE_FILES
 from fedmpq.server.blobs import FolderBlobs, Outgoing, Uploads
 from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
@@ -32,6 +34,7 @@ from fedmpq.server.store.sql import open_store
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 SERVER = (DOCS / "server.md").read_text(encoding="utf-8")
 SECURITY = (DOCS / "security.md").read_text(encoding="utf-8")
+DASHBOARD = (DOCS / "dashboard.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
@@ -73,6 +76,7 @@ def test_every_option_that_is_named_exists() -> None:
     modules = (
         server_command,
         status_command,
+        dashboard_command,
         history_command,
         runs_command,
         client_command,
@@ -85,7 +89,7 @@ def test_every_option_that_is_named_exists() -> None:
     ):
         add_arguments(parser := argparse.ArgumentParser())
         known |= {word for action in parser._actions for word in action.option_strings}
-    for text in (SERVER, SECURITY, (DOCS / "fedmpq-server.service").read_text(encoding="utf-8")):
+    for text in (SERVER, SECURITY, DASHBOARD, (DOCS / "fedmpq-server.service").read_text(encoding="utf-8")):
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
 
 

@@ -27,7 +27,7 @@ class ServerStatus(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "name", "state", "reason", "round", "rounds", "selected", "updates", "bytes_up", "bytes_down", "metrics", "created", "ended", "phase")
+    __slots__ = ("run_id", "name", "state", "reason", "round", "rounds", "selected", "updates", "bytes_up", "bytes_down", "metrics", "created", "ended", "phase", "opened", "deadline", "waiting_since")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,9 @@ class RunStatus(_message.Message):
     CREATED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SINCE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     state: str
@@ -56,7 +59,10 @@ class RunStatus(_message.Message):
     created: _timestamp_pb2.Timestamp
     ended: _timestamp_pb2.Timestamp
     phase: str
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., selected: _Optional[int] = ..., updates: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[str] = ...) -> None: ...
+    opened: _timestamp_pb2.Timestamp
+    deadline: _timestamp_pb2.Timestamp
+    waiting_since: _timestamp_pb2.Timestamp
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., selected: _Optional[int] = ..., updates: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[str] = ..., opened: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., waiting_since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RoundMetrics(_message.Message):
     __slots__ = ("round", "deployed_accuracy", "mean_deployed_accuracy", "measured_by", "loss", "seconds", "updates", "rejected", "cut", "bytes_up", "bytes_down", "bit_widths", "calibrated_by", "calibrated_on", "metric", "others")
@@ -109,7 +115,7 @@ class RoundMetrics(_message.Message):
     def __init__(self, round: _Optional[int] = ..., deployed_accuracy: _Optional[_Mapping[str, float]] = ..., mean_deployed_accuracy: _Optional[float] = ..., measured_by: _Optional[str] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., updates: _Optional[int] = ..., rejected: _Optional[int] = ..., cut: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bit_widths: _Optional[bytes] = ..., calibrated_by: _Optional[int] = ..., calibrated_on: _Optional[str] = ..., metric: _Optional[str] = ..., others: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy", "reason", "max_samples", "max_budget")
+    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy", "reason", "max_samples", "max_budget", "last_seen", "certificate_ends")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +132,8 @@ class ClientStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MAX_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     name: str
     client: int
@@ -142,7 +150,9 @@ class ClientStatus(_message.Message):
     reason: str
     max_samples: int
     max_budget: float
-    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ..., reason: _Optional[str] = ..., max_samples: _Optional[int] = ..., max_budget: _Optional[float] = ...) -> None: ...
+    last_seen: _timestamp_pb2.Timestamp
+    certificate_ends: _timestamp_pb2.Timestamp
+    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ..., reason: _Optional[str] = ..., max_samples: _Optional[int] = ..., max_budget: _Optional[float] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., certificate_ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class StartRunRequest(_message.Message):
     __slots__ = ("config", "folder")
