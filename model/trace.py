@@ -102,8 +102,8 @@ def _export(module: torch.nn.Module, example: torch.Tensor, name: str) -> torch.
         except Exception as error:
             lines = str(error).strip().splitlines() or ["no message"]
             raise TraceError(
-                f"torch.export cannot record {name!r} with samples of shape {tuple(batch.shape[1:])} (channels"
-                f" first): {type(error).__name__}: {lines[0]}"
+                f"torch.export cannot record {name!r} with samples of shape {tuple(batch.shape[1:])}"
+                f" (channels first): {type(error).__name__}: {lines[0]}"
                 " (forward must take one image tensor and not branch on its values)"
             ) from error
 
