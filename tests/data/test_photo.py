@@ -134,13 +134,25 @@ def test_of_a_moving_picture_the_first_frame_counts(tmp_path: Path) -> None:
     assert set(np.unique(read_photo(str(tmp_path / "a.gif"), None, 1))) == {10}
 
 
-def test_heic_is_read_or_the_way_out_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.HEIC"
-    path.write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
-    known = "HEIF" in photo._known_formats()
-    with pytest.raises(Exception, match="cannot identify|heif" if known else "pip install pillow-heif"):
-        read_photo(str(path), None, 3)
-    assert is_photo(path)
+def test_heic_is_read_upright(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    pixels = np.zeros((32, 48, 3), np.uint8)
+    pixels[:, :24, 0] = 200
+    heif.register_heif_opener()
+    Image.fromarray(pixels).save(tmp_path / "a.heic", quality=-1)
+    found = read_photo(str(tmp_path / "a.heic"), None, 3)
+    assert found.shape == (32, 48, 3)
+    assert np.abs(found.astype(int) - pixels).max() < 12
+    assert is_photo(tmp_path / "a.heic")
+
+
+def test_without_its_reader_the_way_out_of_heic_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photo, "_known_formats", lambda: frozenset({"JPEG", "PNG"}))
+    (tmp_path / "a.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    with pytest.raises(ValueError, match="pip install pillow-heif"):
+        read_photo(str(tmp_path / "a.HEIC"), None, 3)
 
 
 def test_floats_and_other_numbers_of_channels_are_refused(tmp_path: Path) -> None:

@@ -11,15 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from fedmpq.cli.main import main
 from fedmpq.cli.predict_command import bar, softmax
+from fedmpq.data.data_card import data_facts
 from fedmpq.data.sound import log_mel, read_wave
+from fedmpq.data.value_range import ValueRange
+from fedmpq.export.exporting import export_model
 from fedmpq.export.onnx.runtime import OnnxRunner
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.simulation import prepare
+from fedmpq.model.deployed import DeployedModel
+from fedmpq.model.module_state import initial_state
+from fedmpq.model.quantized import QuantizedLayer
+from fedmpq.model.trace import trace
 from tests.data.test_sound import save, tone
 from tests.waiting import until
 
@@ -162,6 +171,79 @@ def test_a_recording_is_heard_as_in_training(models: Path, tmp_path: Path, capsy
     features = log_mel(*read_wave(str(path)), 8, 8)[None, :, :, None]
     shares = softmax(OnnxRunner(models / "client-0.onnx").logits(features)[0])
     assert found["probability"] == pytest.approx(float(shares.max()))
+
+
+def predicted(capsys: Capture, model: Path, *files: Path) -> list[dict[str, Any]]:
+    assert main(["predict", str(model), *map(str, files), "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def executorch_file(run: Path, folder: Path) -> Path:
+    words = ["--client", "0", "--format", "executorch", "-o", str(folder), "--no-speed"]
+    assert main(["export", "--run", str(run), *words]) == 0
+    return folder / "client-0.pte.xz"
+
+
+def test_arrays_folders_and_both_runtimes_say_the_same(
+    run: Path, models: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Pictures in a folder, the same as arrays, and ExecuTorch's file of the same model."""
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 8, 8), dtype=np.uint8)
+    (tmp_path / "pictures" / "inner").mkdir(parents=True)
+    for number, each in enumerate(pixels):
+        folder = tmp_path / "pictures" if number < 2 else tmp_path / "pictures" / "inner"
+        Image.fromarray(each).save(folder / f"{number}.png")
+    (tmp_path / "pictures" / "notes.txt").write_text("no sample", encoding="utf-8")
+    np.savez(tmp_path / "arrays.npz", images=pixels, labels=np.zeros(3, np.int64))
+    onnx = models / "client-0.onnx"
+    pictures = predicted(capsys, onnx, tmp_path / "pictures")
+    assert [Path(each["image"]).name for each in pictures] == ["0.png", "1.png", "2.png"]
+    arrays = predicted(capsys, onnx, tmp_path / "arrays.npz")
+    assert [each["image"].rpartition("[")[2] for each in arrays] == ["0]", "1]", "2]"]
+    program = executorch_file(run, tmp_path)
+    capsys.readouterr()
+    for other in (arrays, predicted(capsys, program, tmp_path / "arrays.npz")):
+        assert [each["classes"] for each in other] == [each["classes"] for each in pictures]
+
+    program.with_name("client-0.pte.xz.json").unlink()
+    said = mistake(capsys, "predict", str(program), str(tmp_path / "arrays.npz"))
+    assert "needs its card beside it, client-0.pte.xz.json" in said
+
+
+def test_a_folder_without_samples_is_named(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "empty").mkdir()
+    said = mistake(capsys, "predict", str(models / "client-0.onnx"), str(tmp_path / "empty"))
+    assert "holds no image, recording, table or .npz" in said
+
+
+def test_rows_of_a_table_are_coded_by_the_range_of_the_run(tmp_path: Path, capsys: Capture) -> None:
+    """Four measured values each; without a label, and with one."""
+    columns = np.random.default_rng(2).normal(size=(3, 4)).round(3)
+    model = measured_model(tmp_path)
+    lines = ["a,b,c,d", *(",".join(map(str, row)) for row in columns)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
+    labelled = [f"{line},{'label' if number == 0 else 'x'}" for number, line in enumerate(lines)]
+    (tmp_path / "labelled.csv").write_text("\n".join(labelled), encoding="utf-8")
+    low, high = np.float32(-2), np.float32(2)
+    codes = np.clip(np.rint((columns.astype(np.float32) - low) * 255 / (high - low)), 0, 255)
+    expected = OnnxRunner(model).logits(codes.astype(np.uint8).reshape(3, 1, 1, 4))
+    for name in ("rows.csv", "labelled.csv"):
+        found = predicted(capsys, model, tmp_path / name)
+        for each, logits in zip(found, expected, strict=True):
+            best = each["classes"][0]
+            assert best["class"] == str(int(logits.argmax()))
+            assert best["probability"] == pytest.approx(float(softmax(logits).max()))
+
+
+def measured_model(folder: Path) -> Path:
+    """A small model of four values that lie in -2..2."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    graph = trace(module, torch.zeros(1, 4, 1, 1), name="m", input_scale=0.01, input_zero_point=127)
+    weights, side = initial_state(module, graph)
+    codes = {name: QuantizedLayer.from_weights(value, 6, "max", False) for name, value in weights.items()}
+    facts = data_facts(None, ValueRange((-2.0,) * 4, (2.0,) * 4))
+    model = DeployedModel(graph, codes, side, facts=facts)
+    return export_model(model, folder / "measured.onnx").path
 
 
 def test_predicting_needs_neither_torch_nor_onnx(models: Path, tmp_path: Path) -> None:
