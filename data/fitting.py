@@ -91,6 +91,8 @@ def numbered(class_names: Sequence[str]) -> bool:
 
 def without_classes(data: Dataset, skipped: Collection[str]) -> Dataset:
     """The data set without the samples of some classes; the classes keep their labels."""
+    if skipped and data.targets is not None:
+        raise DataError("the samples have targets and no classes: none can be left out with --skip-class")
     if unknown := sorted(set(skipped) - set(data.class_names)):
         raise DataError(
             f"class {unknown[0]!r} is to be left out, and is none of this data's {len(data.class_names)} "

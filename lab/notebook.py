@@ -107,9 +107,15 @@ def _loaded(data: object, experiment: Experiment) -> tuple[Dataset, Dataset]:
         return simulation.load_data(experiment)
     if isinstance(data, DataSource):
         return simulation.load_data(experiment, data)
-    if isinstance(data, tuple) and len(data) == 2 and not _is_images(data[0]):
+    if isinstance(data, tuple) and len(data) == 2 and (isinstance(data[1], tuple) or not _is_images(data[0])):
         train, test = (for_task(_samples(part), experiment.task) for part in data)
-        return simulation.coded_data(experiment, train, replace(test, class_names=train.class_names))
+        names = train.class_names
+        if experiment.task == "reconstruction":
+            # What is trained on may be without labels, all of it normal.
+            names = max(names, test.class_names, key=len)
+        return simulation.coded_data(
+            experiment, replace(train, class_names=names), replace(test, class_names=names)
+        )
     pair = stratified_split(for_task(_samples(data), experiment.task), TEST_SHARE, experiment.seed)
     return simulation.coded_data(experiment, *pair)
 

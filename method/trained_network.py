@@ -14,6 +14,7 @@ from fedmpq.model.first_model import ImageFormat, traced_graph
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Linear, Node
 from fedmpq.model.module_state import initial_state
 from fedmpq.model.quantized import Side, Weights
+from fedmpq.model.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,6 +51,7 @@ def read_network(
     shape: tuple[int, int, int],
     normalisation: Normalisation,
     activation_bits: int = DEFAULT_ACTIVATION_BITS,
+    task: Task = CLASSIFICATION,
 ) -> FloatModel:
     """The module's graph for images `(height, width, channels)`, and its tensors.
 
@@ -67,7 +69,7 @@ def read_network(
     zero_point = int(np.clip(np.rint(mean.mean() * PIXELS), 0, 255))
     scale = float(np.float32(1.0 / (PIXELS * std.mean())))
     image = ImageFormat(height, width, channels, scale, zero_point)
-    graph = traced_graph(type(module).__name__, module, image, activation_bits)
+    graph = traced_graph(type(module).__name__, module, image, activation_bits, task)
     weights, side = initial_state(module, graph)
     factors = 1.0 / (PIXELS * std * scale)
     offsets = (zero_point / PIXELS - mean) / std

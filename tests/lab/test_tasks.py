@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import fedmpq
 from fedmpq.data.dataset import DataError
 from fedmpq.lab import simulation
 from fedmpq.lab.experiment import ExperimentError, make_experiment
@@ -18,6 +21,7 @@ from fedmpq.lab.run import load_run
 from fedmpq.lab.simulation import Progress, prepare, reopen, run
 from fedmpq.model.task import Task
 from tests.in_process import InProcessPool
+from tests.lab import networks
 
 SMALL: dict[str, Any] = {
     "budgets": [2, 8],
@@ -128,3 +132,35 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         prepare(make_experiment({**SMALL, "data": str(path)}))
     with pytest.raises(DataError, match="multi_label needs 0 or 1"):
         prepare(make_experiment({**SMALL, "data": str(path), "task": "multi_label"}))
+
+
+@pytest.mark.slow
+def test_from_python_with_arrays_alone() -> None:
+    """What is normal without labels, and test samples of both kinds; the network is a module."""
+    random = np.random.default_rng(0)
+    mixing = random.normal(size=(3, 8))
+    normal, fresh = (np.tanh(random.normal(size=(count, 3)) @ mixing) for count in (320, 64))
+    odd = np.tanh(random.normal(size=(64, 3)) @ random.normal(size=(3, 8)))
+    test = (np.r_[fresh, odd].astype(np.float32), np.r_[np.zeros(64, np.int64), np.ones(64, np.int64)])
+    settings = {name: value for name, value in SMALL.items() if name != "budgets"}
+    made = fedmpq.simulate(
+        networks.autoencoder(8, 8),
+        (normal.astype(np.float32), test),
+        task="reconstruction",
+        budgets=SMALL["budgets"],
+        progress=False,
+        **settings,
+    )
+    assert made.history["auroc"][-1] > 0.85
+    model = made.deployed(budget=8)
+    codes = np.random.default_rng(1).integers(0, 256, (5, 1, 1, 8)).astype(np.uint8)
+    assert model.predict(codes).shape == (5, 8)
+    assert model.anomaly_scores(codes).shape == (5,)
+
+
+def test_a_trained_network_of_values_is_quantized() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    codes = np.random.default_rng(1).integers(0, 256, (80, 1, 1, 8)).astype(np.uint8)
+    model = fedmpq.quantize(module, 8, codes, task="regression")
+    exact = module(torch.from_numpy(codes.reshape(80, 8, 1, 1)).float() / 255).detach().numpy()
+    assert model.score(codes, exact).value > 0.98

@@ -60,6 +60,7 @@ from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.quantizers import place_quantizers
 from fedmpq.model.randomness import Draws
 from fedmpq.model.state_checks import ProgramError
+from fedmpq.model.task import Task
 from fedmpq.training.engine import Batch, TrainingError
 from fedmpq.training.native_engine import NativeEngine
 from tests.training.small_graphs import random_batch, random_state
@@ -230,9 +231,9 @@ class RandomNet:
         )
 
     def graph(self) -> Graph:
-        return place_quantizers(
-            Graph("random", self.image, tuple(self.nodes), self.last), self.pick((4, 4, 8), (1, 8))
-        )
+        bits = self.pick((4, 4, 8), (1, 8))
+        task: Task = self.random.choice(("classification", "classification", "multi_label", "regression"))
+        return place_quantizers(Graph("random", self.image, tuple(self.nodes), self.last, task), bits)
 
 
 def random_graph(seed: int) -> Graph:

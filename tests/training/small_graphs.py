@@ -234,4 +234,7 @@ def random_batch(graph: Graph, count: int, seed: int = 0) -> Batch:
     random = np.random.default_rng(seed)
     channels, height, width = graph.input.shape
     images = random.integers(0, 256, (count, height, width, channels)).astype(np.uint8)
-    return images, random.integers(0, graph.shapes[graph.output][0], count)
+    outputs = graph.shapes[graph.output][0]
+    if graph.task == "classification":
+        return images, random.integers(0, outputs, count)
+    return images, random.integers(0, 2, (count, outputs)).astype(np.float32)

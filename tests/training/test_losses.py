@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.exchange.messages import TrainingPlan
-from fedmpq.model.graph import INPUT, BatchNorm, Flatten, Graph, Linear
+from fedmpq.model.graph import INPUT, BatchNorm, Flatten, Graph, Linear, Node
 from fedmpq.model.integer_forward import logits
 from fedmpq.model.integer_program import compile_program
+from fedmpq.model.quantizers import place_quantizers
 from fedmpq.model.randomness import Draws
 from fedmpq.model.task import Answers, Task, answers_of
 from fedmpq.training.engine import TrainingError, make_engine
@@ -83,6 +84,27 @@ def test_a_step_has_the_loss_and_gradient_of_the_formula(name: str, task: Task) 
     bias = f"{graph.output}.bias"
     moved = (side[bias] - engine.side()[bias]) / 0.5
     np.testing.assert_allclose(moved, gradient.sum(axis=0), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_reconstruction_may_end_with_a_convolution(name: str) -> None:
+    """Its outputs are codes then, in the order in which torch flattens an image of several channels."""
+    net = Net(2, 4, 6)
+    image = net.conv(net.conv(INPUT, 5, norm=False, bias=True), 2, norm=False, bias=True, relu=None)
+    nodes = (*net._nodes, Node("flat", Flatten(), (image,)))
+    graph = place_quantizers(Graph("small", net._input, nodes, "flat", "reconstruction"), 8)
+    layers, side = random_state(graph, bits=(8,))
+    images = np.random.default_rng(4).integers(0, 256, (6, 4, 6, 2)).astype(np.uint8)
+    engine = make_engine(name, threads=1)
+    engine.load(graph, layers, side, TrainingPlan(), DRAWS)
+    result = engine.train_epoch([(images, np.zeros(6, np.int64))])
+    outputs = logits(compile_program(graph, layers, side), images).astype(np.float64)
+    expected = np.zeros(outputs.shape)
+    for place in np.ndindex(6, 2, 4, 6):
+        sample, channel, row, column = place
+        code = float(images[sample, row, column, channel])
+        expected[sample, (channel * 4 + row) * 6 + column] = 0.015625 * (code - 110)
+    assert result.loss == pytest.approx(np.square(outputs - expected).mean(), rel=1e-3)
 
 
 @pytest.mark.parametrize("task", TASKS)
