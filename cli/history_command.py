@@ -15,7 +15,8 @@ from rich.table import Table
 from fedmpq.method.history import History, Outcome
 from fedmpq.model.metrics import Metric, metric_named
 from fedmpq.server.state_folder import StateFolder, add_state_argument
-from fedmpq.server.status_report import bytes_text, console, plain
+from fedmpq.server.status_report import console
+from fedmpq.server.status_text import bytes_text, plain
 from fedmpq.server.stored_run import read_graph, read_history
 from fedmpq.system.durable_files import write_durably
 

@@ -55,7 +55,8 @@ def _show(status: pb.ServerStatus, *, as_json: bool, running: bool) -> None:
     if as_json:
         print(json.dumps(status_facts(status, running=running)), flush=True)
     else:
-        console(sys.stdout).print(status_table(status))
+        screen = console(sys.stdout)
+        screen.print(status_table(status, screen.width))
 
 
 def _show_remembered(state: StateFolder, as_json: bool) -> None:
@@ -70,14 +71,16 @@ def _show_remembered(state: StateFolder, as_json: bool) -> None:
 def _watch(state: StateFolder, as_json: bool) -> int:
     """Until Ctrl-C; a server that restarts is waited for, one that was never there is not."""
     screen = console(sys.stdout)
-    live = Live(console=screen, auto_refresh=False) if screen.is_terminal and not as_json else None
+    redraws = screen.is_terminal and not as_json
+    # What is taller than the terminal is cut off: it could not be drawn over.
+    live = Live(console=screen, auto_refresh=False, vertical_overflow="crop") if redraws else None
     try:
         with live or nullcontext():
             for status in _changes(state):
                 if status is None:
                     _say_lost(state, live)
                 elif live is not None:
-                    live.update(status_table(status), refresh=True)
+                    live.update(status_table(status, screen.width), refresh=True)
                 elif as_json:
                     _show(status, as_json=True, running=True)
                 else:

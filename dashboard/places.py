@@ -4,7 +4,7 @@ Everything that a place gives is plain, as JSON has it. The page reads it by the
 
     place   key, kind ("server" or "simulation"), path, running, note, disk, runs, boards
     run     run_id, name, state, reason, round, rounds, created, ended, live, exports
-    told    round, rounds, layers, fp32_bytes, models
+    told    round, rounds, layers, fp32_bytes, metric, models
 
 `live` is what the open round does, as `fedmpq status --json` tells it; `boards` are the clients in the same
 form; `exports` changes when models were made. `rounds` of what is told are `method.history.RoundFacts`, with
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedmpq.method.history import RoundFacts
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.metrics import METRICS
 
 Facts = dict[str, Any]
 FLOAT_BYTES = 4
@@ -53,7 +55,7 @@ def rounds_facts(rounds: Iterable[RoundFacts]) -> list[Facts]:
     """As plain values; bit-widths take a digit each, for there are many."""
     told = []
     for facts in rounds:
-        plain = facts.to_dict()
+        plain = asdict(facts)
         for part in (plain, *plain["clients"]):
             part["bit_widths"] = _digits(part["bit_widths"])
         told.append(plain)
@@ -66,12 +68,14 @@ def _digits(widths: Sequence[int]) -> str:
 
 
 def graph_facts(graph: Graph) -> Facts:
-    """Its layers, and how many bytes a whole model of it has in full precision, side tensors included."""
+    """Its layers, the bytes of a whole model of it in full precision with its side tensors, and the metric of
+    its task."""
     names, sizes = [node.name for node in graph.layers], graph.layer_sizes
     side = sum(math.prod(shape) for shape in graph.side_shapes().values())
     return {
         "layers": [{"name": name, "weights": size} for name, size in zip(names, sizes, strict=True)],
         "fp32_bytes": FLOAT_BYTES * (sum(sizes) + side),
+        "metric": asdict(METRICS[graph.task]),
     }
 
 

@@ -45,6 +45,8 @@ class ActiveRun:
         """Of measured values; None: there is none, or the boards have yet to agree on it."""
         self.accuracy: float | None = None
         """By which the next model that is handed out is compared with the last; None: nobody measured it."""
+        self.last_metrics: dict[str, Any] = {}
+        """What was last measured of the run, for the operator's eyes."""
         self._know(members)
         stored = unpack_model(self.graph, blobs.read(run.model))
         self.model = stored.after(run.round, run.bit_widths, tuple(member.record for member in members))
@@ -136,6 +138,7 @@ class ActiveRun:
 
     def measured(self, metrics: Mapping[str, Any]) -> None:
         """What is known of a round whose model is handed out."""
+        self.last_metrics |= {name: value for name, value in metrics.items() if value not in ({}, "", None)}
         # Rounds of earlier versions have the server's mean alone.
         of_server = metrics.get("mean_deployed_accuracy") if metrics.get("measured_by") == "server" else None
         if (checked := metrics.get(CHECKED, of_server)) is not None:

@@ -119,14 +119,20 @@ class Collecting:
         missing = self._work.needed - now.answered - (len(pending) - len(late))
         count = self._work.replacements(missing=missing, available=len(others))
         if now.answered and not count and (last or not now.awaited):
-            self._round.say("round closes below its quorum", level=logging.WARNING, **self._round.counts())
+            self._round.say(
+                "round closes below its quorum",
+                level=logging.WARNING,
+                missing=self._round.missing(),
+                **self._round.counts(),
+            )
             return False
         seating = await self._round.deal_to(others, count) if count else NOBODY
         seconds, reason = self._work.seconds or None, "the deadline passed"
         await self._round.reopen(seating, seconds=seconds, extended=True, cut=late[:count], reason=reason)
         self._resources.tally.extended += 1
         phase = stored.address.phase
-        self._round.say("round extended", level=logging.WARNING, phase=phase, **self._round.counts())
+        facts = {"phase": phase, "missing": self._round.missing(), **self._round.counts()}
+        self._round.say("round extended", level=logging.WARNING, **facts)
         return True
 
     async def _spares(self) -> list[Client]:

@@ -122,6 +122,7 @@ class Connections:
         """When those who are not here went away."""
         self.certificate_ends: dict[str, float] = {}
         """By client, until when the certificate is valid that it showed last; in seconds since 1970."""
+        self._names: dict[str, str] = {}
         self.changed = Bell()
 
     def connect(self, client: Client, answers: bool = False) -> Connection:
@@ -134,6 +135,7 @@ class Connections:
         elif client.client_id not in self._left or self.away(client.client_id) >= LONG_AWAY_SECONDS:
             self._returned = self._steady()
         self._left.pop(client.client_id, None)
+        self._names[client.client_id] = client.name
         connection = Connection(client, answers, self._steady)
         self._connections[client.client_id] = connection
         self.changed.ring()
@@ -160,12 +162,22 @@ class Connections:
             return 0.0
         return max(1e-9, self._steady() - self._left.get(client_id, self._started))
 
+    def name_of(self, client_id: str) -> str:
+        """For the log; of a client that was not here since the server's start, the beginning of its id."""
+        return self._names.get(client_id, client_id[:8])
+
     def seen_ago(self, client_id: str) -> float | None:
         """Seconds since the client was last connected; None: it was not here since the server's start."""
         if client_id in self._connections:
             return 0.0
         left = self._left.get(client_id)
         return None if left is None else self._steady() - left
+
+    def ages(self) -> list[tuple[str, float]]:
+        """Names of all that were here since the server's start, with the seconds since each was connected."""
+        # A copy: others ask from threads of their own.
+        names = dict(self._names)
+        return [(name, self.seen_ago(client_id) or 0.0) for client_id, name in names.items()]
 
     @property
     def quiet(self) -> float:

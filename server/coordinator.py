@@ -198,6 +198,7 @@ class Coordinator:
     def _begin(self, opened: RoundInProgress) -> None:
         self.round = opened
         self._resources.waiting_for = ""
+        opened.say_opened()
         opened.assign()
         self.connections.changed.ring()
 

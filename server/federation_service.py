@@ -4,6 +4,7 @@ coordinator act on it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -25,12 +26,16 @@ from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
 from fedmpq.server.exports import ExportFailed
+from fedmpq.server.rate_limit import address_of
 from fedmpq.server.readiness import mark_ready
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
 from fedmpq.server.store.records import Client, RoundAddress
 from fedmpq.server.transfer_queue import Transfer, TransferQueue
 from fedmpq.server.upload_calls import UploadCalls
+from fedmpq.system.logs import say
 from fedmpq.system.named_object import is_path
+
+log = logging.getLogger("fedmpq.server")
 
 CHUNK_BYTES = 16 << 10
 """A message that broke off half-way is lost whole, so this is how much a cut can cost."""
@@ -83,6 +88,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             connection.bounds = bounds
             if (ends := certificate_ends(context)) is not None:
                 self._coordinator.connections.certificate_ends[client.client_id] = ends
+            say(log, "client connected", client=client.name, address=address_of(context.peer()))
             try:
                 connection.send(self._welcome)
                 self._coordinator.greet(connection)
@@ -90,6 +96,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                     yield event
             finally:
                 self._coordinator.connections.disconnect(connection)
+                say(log, "client disconnected", client=client.name, reason=connection.closed)
             await refuse(context, *_CLOSINGS[event])
 
     async def _described(self, client: Client, request: pb.ListenRequest, context: Context) -> Client:

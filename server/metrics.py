@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fedmpq.method.history import PHASES
+from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.coordinator import Coordinator
 
 LOOPBACK = "127.0.0.1"
@@ -35,9 +37,29 @@ class ServerMetrics(Collector):
             ("download_bytes", tally.bytes_down, "payload bytes of merged rounds' assignments"),
         ):
             yield CounterMetricFamily(f"fedmpq_{name}", f"Since the server started: {what}.", value=value)
+        phases = CounterMetricFamily(
+            "fedmpq_phase_seconds",
+            "Since the server started: where merged rounds' time went.",
+            labels=["phase"],
+        )
+        for phase in PHASES:
+            phases.add_metric([phase], tally.phase_seconds[phase])
+        yield phases
         connected = len(self._coordinator.connections)
         yield GaugeMetricFamily("fedmpq_clients_connected", "Clients with an open stream.", value=connected)
+        yield self._boards()
         yield from self._run()
+
+    def _boards(self) -> Metric:
+        """Of all that were here since the server started."""
+        family = GaugeMetricFamily(
+            "fedmpq_board_away_seconds",
+            "Since its stream was last open; 0: it is open now.",
+            labels=["board"],
+        )
+        for name, seconds in self._coordinator.connections.ages():
+            family.add_metric([name], seconds)
+        return family
 
     def _run(self) -> Iterable[Metric]:
         active, current = self._coordinator.active, self._coordinator.round
@@ -54,6 +76,31 @@ class ServerMetrics(Collector):
             family = GaugeMetricFamily(f"fedmpq_{name}", what, labels=["run"])
             family.add_metric([active.run.name], value)
             yield family
+        yield from _measured(active)
+
+
+def _measured(active: ActiveRun) -> Iterable[Metric]:
+    """What was last measured of the run; what never was is left out."""
+    run, known = active.run.name, active.last_metrics
+    for name, key, what in (
+        ("loss", "loss", "Mean training loss of the last merged round."),
+        (
+            "score",
+            "mean_deployed_accuracy",
+            "Mean score of what boards run; of classes an accuracy.",
+        ),
+    ):
+        if key in known:
+            family = GaugeMetricFamily(f"fedmpq_{name}", what, labels=["run"])
+            family.add_metric([run], known[key])
+            yield family
+    budgets = GaugeMetricFamily(
+        "fedmpq_budget_score", "The same for each budget of bits per weight.", labels=["run", "budget"]
+    )
+    for budget, score in known.get("deployed_accuracy", {}).items():
+        budgets.add_metric([run, budget], score)
+    if budgets.samples:
+        yield budgets
 
 
 def serve_metrics(coordinator: Coordinator, port: int) -> tuple[int, Callable[[], None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class Tally:
     bytes_up: int = 0
     bytes_down: int = 0
     round_seconds: float = 0.0
+    phase_seconds: Counter[str] = field(default_factory=Counter)
+    """Seconds of merged rounds by `method.history.PHASES`."""
 
 
 class Workers:

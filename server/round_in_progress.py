@@ -20,16 +20,19 @@ from fedmpq.server.merge_failures import NOT_THE_ANSWERS, merge_failure
 from fedmpq.server.readiness import describe
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_events import work_assigned, work_cancelled
+from fedmpq.server.round_facts import PHASE_SECONDS
 from fedmpq.server.round_time import RoundTime
 from fedmpq.server.round_work import Merged, RoundWork, Seating
 from fedmpq.server.store.errors import UpdateRefused
-from fedmpq.server.store.records import Answer, Client, Member, Round, RoundAddress, Seat
+from fedmpq.server.store.records import Answer, CalibrationRound, Client, Member, Round, RoundAddress, Seat
 from fedmpq.server.validation import Rejected
 from fedmpq.system.logs import say
 
 log = logging.getLogger("fedmpq.server")
 
 NOBODY = Seating((), ())
+MOST_NAMED = 20
+"""Clients that a line of the log names one by one."""
 
 
 class DamagedUpload(RuntimeError):
@@ -270,6 +273,9 @@ class RoundInProgress:
             self.stored = await asyncio.to_thread(self._store.close_round, self.stored.address, reason)
         waited_for = {seat.client for seat in pending}
         cut = [seat for seat in self.stored.seats_in("cut") if seat.client in waited_for]
+        ids = [self.active.client_id(seat.client) for seat in cut]
+        missing = _listed([self._connections.name_of(client_id) for client_id in ids])
+        self.say("round closes without some", level=logging.WARNING, missing=missing, reason=reason)
         self.cancel(cut, reason)
         self._resources.tally.cut += len(cut)
 
@@ -293,6 +299,10 @@ class RoundInProgress:
         tally.bytes_up += sum(commit.bytes_up.values())
         tally.bytes_down += sum(commit.bytes_down.values())
         tally.round_seconds += self.time.elapsed
+        # A calibration's facts are those of the whole round, whose training was counted before.
+        before = self.stored.trained.metrics if isinstance(self.stored, CalibrationRound) else {}
+        tally.phase_seconds.update(commit.metrics.get(PHASE_SECONDS, {}))
+        tally.phase_seconds.subtract(before.get(PHASE_SECONDS, {}))
         self.say(self.work.merged_words, of=self.active.config.rounds, **_told(commit.metrics))
 
     # Telling the operator
@@ -305,9 +315,25 @@ class RoundInProgress:
             "rejected": states.count("rejected"),
         }
 
+    def missing(self) -> str | None:
+        """Who has a place and has not answered, for the log; None: nobody."""
+        pending = [self.active.client_id(seat.client) for seat in self.stored.seats_in("selected")]
+        return _listed([self._connections.name_of(client_id) for client_id in pending])
+
+    def say_opened(self) -> None:
+        phase, everyone = self.stored.address.phase, self.counts()["selected"]
+        what = "round opened" if phase == "training" else "calibration opened"
+        self.say(what, clients=everyone, names=self.missing())
+
     def say(self, what: str, level: int = logging.INFO, **facts: Any) -> None:
         """An event of this round in the log."""
         say(log, what, level=level, run=self.active.run.name, round=self.stored.address.number, **facts)
+
+
+def _listed(names: Sequence[str]) -> str | None:
+    shown = ",".join(sorted(names)[:MOST_NAMED])
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{shown}{more}" or None
 
 
 def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,14 +12,9 @@ from rich.text import Text
 
 from fedmpq.model.metrics import METRICS, Metric, metric_named
 from fedmpq.proto import administration_pb2 as pb
-from fedmpq.server.claim_limits import ClaimLimits
+from fedmpq.server.client_table import client_table, waiting_text
+from fedmpq.server.status_text import NONE, UNBOUNDED_WIDTH, bytes_text, plain, widths_text
 
-MOST_WIDTHS = 32
-"""Layers whose bit-widths are shown one by one."""
-MOST_TEXT = 200
-UNBOUNDED_WIDTH = 10_000
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_NONE = "–"
 _METRIC_TITLES = tuple(metric.title for metric in METRICS.values())
 
 
@@ -101,12 +96,14 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
     }
 
 
-def status_table(status: pb.ServerStatus) -> RenderableType:
-    """The run in a few lines, then a row for each client."""
-    parts: list[RenderableType] = [_run_lines(status.run)] if status.HasField("run") else [Text("no run yet")]
-    metric = _metric(status.run)
-    parts.append(_client_table(status.clients, metric) if status.clients else Text("no client has enrolled"))
-    return Group(*parts)
+def status_table(status: pb.ServerStatus, width: int = UNBOUNDED_WIDTH) -> RenderableType:
+    """The run in a few lines, then a row for each client; what does not fit so many columns is left out."""
+    parts: list[RenderableType] = [_run_lines(status)] if status.HasField("run") else [Text("no run yet")]
+    if not status.clients:
+        return Group(*parts, Text("no client has enrolled"))
+    parts += [Text(), client_table(status, width, _metric(status.run))]
+    troubles = [f"{plain(one.name)} {one.state}: {plain(one.reason)}" for one in status.clients if one.reason]
+    return Group(*parts, *map(Text, troubles))
 
 
 def console(stream: TextIO) -> Console:
@@ -126,7 +123,7 @@ def runs_table(runs: Iterable[pb.RunStatus]) -> Table:
             bytes_text(run.bytes_up),
             bytes_text(run.bytes_down),
             _named_mean(run),
-            run.created.ToDatetime().strftime("%Y-%m-%d %H:%M") if run.HasField("created") else _NONE,
+            run.created.ToDatetime().strftime("%Y-%m-%d %H:%M") if run.HasField("created") else NONE,
         )
     return table
 
@@ -149,12 +146,15 @@ def status_line(status: pb.ServerStatus) -> str:
     return f"{run_line(run)}{answered}, {metric} {_mean_accuracy(run)}, {traffic}, {clients}"
 
 
-def _run_lines(run: pb.RunStatus) -> Table:
+def _run_lines(status: pb.ServerStatus) -> Table:
+    run = status.run
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     grid.add_row("run", f"{plain(run.name)} ({run.run_id[:8]}), {_state(run)}")
     grid.add_row("round", f"{run.round} of {run.rounds}{_open_round(run)}")
+    if waiting := waiting_text(status):
+        grid.add_row("waits for", waiting)
     grid.add_row("bytes", f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}")
     if run.HasField("metrics"):
         _add_metrics(grid, run)
@@ -187,41 +187,6 @@ def _add_metrics(grid: Table, run: pb.RunStatus) -> None:
     )
 
 
-def _client_table(clients: Sequence[pb.ClientStatus], metric: Metric) -> Table:
-    columns = ("#", "client", "", "budget", "samples", "bit-widths", "up", "down", metric.title, "engine")
-    table = _table(*columns)
-    for client in clients:
-        limits = ClaimLimits(
-            client.max_samples if client.HasField("max_samples") else None,
-            client.max_budget if client.HasField("max_budget") else None,
-        )
-        table.add_row(
-            _NONE if client.client < 0 else str(client.client),
-            plain(client.name),
-            _client_state(client),
-            _claim(f"{client.budget:g}", f"{limits.budget(client.budget):g}"),
-            _claim(f"{client.samples:,}", f"{limits.samples(client.samples):,}"),
-            widths_text(client.bit_widths),
-            bytes_text(client.bytes_up),
-            bytes_text(client.bytes_down),
-            metric.text(client.accuracy) if client.HasField("accuracy") else _NONE,
-            plain(client.engine) or _NONE,
-            style=None if client.connected else "dim",
-        )
-    return table
-
-
-def _claim(claimed: str, counted: str) -> str:
-    return claimed if counted == claimed else f"{counted} of {claimed}"
-
-
-def _client_state(client: pb.ClientStatus) -> str:
-    if not client.state:
-        return "connected" if client.connected else "away"
-    reason = f": {plain(client.reason)}" if client.reason else ""
-    return f"{client.state}{reason}{'' if client.connected else ', away'}"
-
-
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -241,42 +206,19 @@ def _state(run: pb.RunStatus) -> str:
 
 def _mean_accuracy(run: pb.RunStatus) -> str:
     if not run.HasField("metrics") or not run.metrics.HasField("mean_deployed_accuracy"):
-        return _NONE
+        return NONE
     return _metric(run).text(run.metrics.mean_deployed_accuracy)
 
 
 def _named_mean(run: pb.RunStatus) -> str:
     """Beside runs of other tasks: what is no accuracy says so."""
     mean, metric = _mean_accuracy(run), _metric(run)
-    return mean if mean == _NONE or metric.key == "accuracy" else f"{metric.title} {mean}"
+    return mean if mean == NONE or metric.key == "accuracy" else f"{metric.title} {mean}"
 
 
 def _metric(run: pb.RunStatus) -> Metric:
     """By which its models are measured."""
     return metric_named(run.metrics.metric)
-
-
-def plain(text: str) -> str:
-    """What a client says of itself may hold anything, and must not steer the operator's terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:MOST_TEXT])
-
-
-def widths_text(widths: bytes) -> str:
-    """A digit for each layer, as bit-widths are 1..8; many layers as how many have each width."""
-    if not widths:
-        return _NONE
-    if len(widths) <= MOST_WIDTHS:
-        return "".join(str(width) for width in widths)
-    return " ".join(f"{widths.count(width)}x{width}" for width in sorted(set(widths)))
-
-
-def bytes_text(count: int) -> str:
-    """Three digits and a decimal unit."""
-    size, unit = float(count), 0
-    while size >= 999.5 and unit < len(_UNITS) - 1:
-        size, unit = size / 1000, unit + 1
-    digits = 0 if unit == 0 or size >= 99.95 else 1 if size >= 9.995 else 2
-    return f"{size:.{digits}f} {_UNITS[unit]}"
 
 
 def _moment(time: Timestamp) -> str:

@@ -24,10 +24,11 @@ from fedmpq.data.open_source import load
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import NotRunning, administration
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.status_report import bytes_text, widths_text
+from fedmpq.server.status_text import bytes_text, widths_text
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.stored_run import read_stored_run
 from fedmpq.server.stored_status import stored_status
+from tools.browser import BrowserError, NoBrowser, find_browser, photograph
 from tools.programs import FEDMPQ, Program, ProgramError, wait_until
 
 FOLDER = Path("runs/demo")
@@ -54,7 +55,8 @@ def main() -> int:
         status = _federate()
         _print_result(status)
         _export_and_predict()
-    except (DemoError, ProgramError) as error:
+        _show()
+    except (BrowserError, DemoError, NoBrowser, ProgramError) as error:
         console.print(f"demo: {error}", style="bold red", markup=False)
         return 1
     except KeyboardInterrupt:
@@ -80,6 +82,7 @@ def _federate() -> pb.ServerStatus:
     with ExitStack() as stack:
         server = stack.enter_context(_started("server", *_server_words()))
         address = _wait_for_address(server, state)
+        console.print(f"in the browser: {_dashboard_url(server)}", soft_wrap=True)
         numbers = range(len(BUDGETS))
         boards = [stack.enter_context(_started(_name(n), *_board_words(n, address))) for n in numbers]
         _follow(state)
@@ -95,7 +98,17 @@ def _federate() -> pb.ServerStatus:
 
 def _server_words() -> list[str]:
     run, state = str(FOLDER / "parts" / "run.toml"), str(FOLDER / "state")
-    return ["server", run, "--state", state, "--listen", "127.0.0.1:0", "--exit-when-done"]
+    return [
+        "server",
+        run,
+        "--state",
+        state,
+        "--listen",
+        "127.0.0.1:0",
+        "--dashboard",
+        "0",
+        "--exit-when-done",
+    ]
 
 
 def _name(number: int) -> str:
@@ -136,6 +149,28 @@ def _wait_for_address(server: Program, state: Path) -> str:
     file = state / "listening"
     wait_until(file.is_file, "the server's address", [server], PATIENCE)
     return file.read_text(encoding="utf-8").strip()
+
+
+def _dashboard_url(server: Program) -> str:
+    """Where the server's dashboard is, which it has said before it listened for boards."""
+    words = server.log.read_text(encoding="utf-8").split()
+    return next(word for word in words if word.startswith("http://")).rstrip(";")
+
+
+def _show() -> None:
+    """A picture of the run: of its dashboard where there is a browser, or else of its history."""
+    state, picture = FOLDER / "state", FOLDER / "dashboard.png"
+    if find_browser() is None:
+        picture = FOLDER / "history.png"
+        _run("history", str(state), "--format", "png", "-o", str(picture))
+    else:
+        words = ["dashboard", str(state), "--listen", "127.0.0.1:0"]
+        with _started("dashboard", *words) as dashboard:
+            wait_until(lambda: "http://" in dashboard.log.read_text(), "the dashboard", [dashboard], PATIENCE)
+            photograph(_dashboard_url(dashboard), picture)
+    console.print(
+        f"a picture of the run is in {picture}; in the browser: fedmpq dashboard {state}", soft_wrap=True
+    )
 
 
 def _follow(state: Path) -> None:

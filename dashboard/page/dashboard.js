@@ -38,6 +38,14 @@ const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, t
 // Words
 
 const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
+// As the run's metric is told: a share in per cent, anything else as a number.
+function measure(value) {
+  const metric = page.told && page.told.metric;
+  if (value === null || value === undefined || !metric || metric.is_share) return percent(value);
+  return value.toFixed(3);
+}
+const metricTitle = () => (page.told && page.told.metric ? page.told.metric.title : "accuracy");
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
 const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many || `${one}s`}`;
 
 function bytes(number) {
@@ -169,11 +177,6 @@ function unlock(why) {
   if (!dialog.open) dialog.showModal();
   return new Promise((done) => {
     dialog.addEventListener("close", () => {
-      const text = $("token-text").value.trim();
-      if (dialog.returnValue === "ok" && text) {
-        page.token = text;
-        sessionStorage.setItem("fedmpq-token", text);
-      }
       showOperator();
       if (page.state) showRun();
       done(Boolean(page.token));
@@ -420,7 +423,7 @@ function showTiles(place, run, told, rounds) {
   const last = rounds[rounds.length - 1];
   const tiles = [];
   const measured = { boards: "measured by the boards", "test data": "on test data" };
-  tiles.push(["Mean accuracy", percent(accuracy && accuracy.value),
+  tiles.push([`Mean ${metricTitle()}`, measure(accuracy && accuracy.value),
     accuracy ? `after round ${accuracy.round}, ${measured[rounds.find((round) => round.round === accuracy.round).measured_by] || "measured"}` : "not measured yet"]);
   tiles.push(["Rounds merged", run.rounds ? `${run.round} / ${run.rounds}` : `${run.round}`, last ? `loss ${last.loss.toFixed(3)}` : "none yet"]);
   if (told && rounds.length) {
@@ -598,11 +601,11 @@ function showAccuracy(rounds) {
   const series = budgets.map((budget, i) => ({ name: `${budget} bits`, color: String(i % 8), values: rounds.map((round) => orNull(round.deployed[budget])) }));
   if (budgets.length > 1 || !budgets.length) series.push({ name: "mean", color: "main", values: rounds.map((round) => round.mean_deployed) });
   series.push({ name: "full precision", short: "FP32", color: "muted", dashed: true, values: rounds.map((round) => round.accuracy) });
+  $("accuracy").querySelector("h2").textContent = `${capital(metricTitle())} by budget`;
   const undone = rounds.filter((round) => round.undone);
   draw("accuracy", {
-    label: "Accuracy by budget", xs: numbers(rounds), series, format: percent, tick: (share) => `${Math.round(100 * share)} %`,
-    floor: 0, ceiling: 1,
-    empty: rounds.length ? "Nobody has measured an accuracy yet." : "The first round is not merged yet.",
+    label: `${capital(metricTitle())} by budget`, xs: numbers(rounds), series, format: measure, ceiling: 1,
+    empty: rounds.length ? "Nobody has measured a model yet." : "The first round is not merged yet.",
     note: undone.length ? `Thrown away: ${undone.map((round) => `round ${round.round} (${round.undone})`).join("; ")}` : "",
   });
 }
@@ -709,7 +712,7 @@ function showBoards(place, run, rounds) {
       const cells = [h("th", { scope: "row" }, board.name)];
       if (live) cells.push(cell("Now", boardNow(place, board)));
       cells.push(cell("Bits", budgetOf(board), "number"));
-      if (live) cells.push(cell("Samples", (board.samples || 0).toLocaleString("en"), "number"), cell("Accuracy", percent(board.accuracy), "number"));
+      if (live) cells.push(cell("Samples", (board.samples || 0).toLocaleString("en"), "number"), cell("Accuracy", measure(board.accuracy), "number"));
       cells.push(cell("Rounds", sum ? String(sum.rounds) : "0", "number"), cell("Sent", bytes(sum ? sum.up : 0), "number"));
       if (!live) cells.push(cell("Received", bytes(sum ? sum.down : 0), "number"));
       if (live) cells.push(cell("Last seen", lastSeen(place, board)), cell("Last trouble", board.reason || trouble.get(board.name), board.reason || trouble.has(board.name) ? "words" : ""), cell("Engine", board.engine ? h("span", { title: `fedmpq ${board.version}` }, board.engine) : ""), cell("Certificate", certificate(board)));
@@ -728,8 +731,8 @@ function budgetOf(board) {
 function boardNow(place, board) {
   if (!place.running) return "";
   const mark = h("span", { class: board.connected ? "mark-on" : "mark-off", "aria-hidden": "true" });
-  const doing = board.state === "updated" ? "has answered" : board.state;
-  const words = board.connected ? `connected${doing ? `, ${doing}` : ""}` : `away${["training", "measuring", "uploading", "selected"].includes(board.state) ? ", awaited" : ""}`;
+  const doing = board.state === "updated" ? "answered" : board.state;
+  const words = board.connected ? doing || "connected" : `away${["training", "measuring", "uploading", "selected"].includes(board.state) ? ", awaited" : ""}`;
   return h("span", { class: board.connected ? "whole" : "whole warn" }, mark, words);
 }
 
@@ -767,7 +770,7 @@ function showModels(one, told) {
       const path = ["api/runs", ...[one.place.key, one.run.run_id, "models", model.folder, model.file].map(encodeURIComponent)].join("/");
       const got = () => download(path, model.file);
       return h("tr", {}, h("th", { scope: "row" }, model.file), cell("Boards", model.boards.join(", ")), cell("Bits per weight", model.average_bits === null ? "–" : model.average_bits.toFixed(2)),
-        cell("Size", bytes(model.bytes)), cell("Accuracy", percent(model.accuracy)), cell("SHA-256", h("code", { title: model.sha256 }, `${model.sha256.slice(0, 12)}…`)),
+        cell("Size", bytes(model.bytes)), cell("Accuracy", measure(model.accuracy)), cell("SHA-256", h("code", { title: model.sha256 }, `${model.sha256.slice(0, 12)}…`)),
         cell("", deedButton("Download", "quiet small", got)));
     });
     return h("div", { class: "scroll" }, h("table", { class: "data stack" }, h("thead", {}, head), h("tbody", {}, rows)));
@@ -803,6 +806,12 @@ function begin() {
   const toggle = () => (page.token ? (lock(), page.state && showRun()) : unlock());
   $("unlock").onclick = toggle;
   $("unlock-too").onclick = toggle;
+  // At once, and not when the dialog has closed: the next button may be pressed before.
+  $("token-form").onsubmit = (event) => {
+    if (event.submitter.value !== "ok") return;
+    page.token = $("token-text").value.trim();
+    sessionStorage.setItem("fedmpq-token", page.token);
+  };
   $("bundle-form").onsubmit = async (event) => {
     event.preventDefault();
     if (await operate("bundle", { name: $("bundle-name").value })) event.target.reset();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -20,12 +21,16 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from fedmpq.cli.main import main
 from fedmpq.method.state import ClientRecord
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.state_folder import StateFolder
-from fedmpq.server.status_report import bytes_text, run_line, status_line, widths_text
+from fedmpq.server.status_report import run_line, status_line, status_table
+from fedmpq.server.status_text import bytes_text, seconds_text, short_name, widths_text
 from fedmpq.server.store.records import Member, Seat, TrainingCommit
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
@@ -70,9 +75,49 @@ def test_the_table(server: Administered, state: Path, capsys: Capture) -> None:
         "last round": "6.8 s, loss 1.234, 3 updates, 1 rejected, 2 cut",
     }
     assert [" ".join(line.split()) for line in out.splitlines()[-2:]] == [
-        "7 camera-1 training 4 12,345 234 999 B 1.00 MB 87.5% native (neon_dot)",
-        "– camera-2 away 2.5 0 – 0 B 0 B – –",
+        "● camera-1 training 4 12,345 87.5% 999 B 1.00 MB 234 native (neon_dot)",
+        "○ camera-2 away 2.5 0 – 0 B 0 B – –",
     ]
+
+
+def test_it_fits_80_columns_with_names_first(server: Administered, state: Path, capsys: Capture) -> None:
+    """And says who is waited for, and since when."""
+    near, away = server.status.clients
+    near.name, away.name = "camera-in-the-old-orchard-1", "camera-in-the-old-orchard-2"
+    near.samples, near.max_samples = 1_234_567, 400
+    away.client, away.state = 3, "training"
+    away.last_seen.FromSeconds(server.status.time.seconds - 130)
+    server.status.run.opened.FromSeconds(server.status.time.seconds - 65)
+    server.status.run.deadline.FromSeconds(server.status.time.seconds + 600)
+    away.reason = "it was asked twice " * 9
+    shown = io.StringIO()
+    Console(file=shown, width=80, markup=False).print(status_table(server.status, 80))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [" ".join(line.split()) for line in lines if line[:1] in ("●", "○")]
+    assert rows == [
+        "● camera-in-th…d-orchard-1 training 4 400/1,234,567 87.5% 999 B 1.00 MB",
+        "○ camera-in-th…d-orchard-2 away 2 min 2.5 0 – 0 B 0 B",
+    ]
+    text = " ".join(shown.getvalue().split())
+    waits = "camera-in-th…d-orchard-1 (training), camera-in-th…d-orchard-2 (away)"
+    assert f"waits for {waits}; 65 s so far, at most 10 min more bytes" in text
+    assert "orchard-2 training: it was asked twice" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (1e6, "12 days")]
+)
+def test_how_long_in_one_unit(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+@given(st.text(st.characters(categories=["L", "N"]), max_size=60), st.integers(3, 30))
+def test_a_long_name_keeps_both_ends(name: str, most: int) -> None:
+    short = short_name(name, most)
+    assert len(short) <= most
+    head, cut, tail = short.partition("…")
+    assert short == name if len(name) <= most else (cut and name.startswith(head) and name.endswith(tail))
 
 
 def test_the_same_for_a_program(server: Administered, state: Path, capsys: Capture) -> None:
@@ -243,7 +288,7 @@ def test_what_the_folder_remembers(state: Path, capsys: Capture) -> None:
         "accuracy 50.0%; 4 bits 50.0%",
         "bit-widths 34",
     ]
-    assert lines[-1] == "0 camera-1 selected, away 4 0 44 11 B 10 B 50.0% –"
+    assert lines[-1] == "○ camera-1 away 4 0 50.0% 11 B 10 B 44 –"
     code, out, _ = run(capsys, "--state", state, "--json")
     facts = json.loads(out)
     assert (code, facts["running"]) == (2, False)
@@ -347,7 +392,9 @@ def test_a_terminal_gets_a_table_that_changes(server: Administered, state: Path)
         assert "3 of 20" in shown
         server.status.run.round = 5
         server.changes.put(server.status)
-        assert "5 of 20" in read_until(leader, "camera-2")
+        again = read_until(leader, "camera-2")
+        assert "5 of 20" in again
+        assert "\x1b[1A" in again, "it is drawn over the last one, not below it"
         watch.send_signal(signal.SIGINT)
         assert watch.wait(30) == 0
     finally:

@@ -64,6 +64,7 @@ def test_three_boards_one_of_them_killed(tmp_path: Path, page: Page) -> None:
         assert page.errors == []
         buttons_act(page, federation)
         a_lost_server_is_told(page, federation)
+        the_log_names_who_came_and_who_was_missing(server.log.read_text())
         own = urlsplit(url).netloc
         assert {urlsplit(asked).netloc for asked in page.requests if not asked.startswith("data:")} == {own}
 
@@ -130,17 +131,14 @@ def nothing_is_wider_than_a_small_screen(page: Page) -> None:
 def buttons_act(page: Page, federation: Federation) -> None:
     """Not with a wrong token, and as the command would with the right one."""
     click(page, "Unlock buttons", "header")
-    page.type("fmo_" + "x" * 43)
-    click(page, "Unlock", "#token-dialog")
+    show_token(page, "fmo_" + "x" * 43)
     click(page, "Pause", "#deeds")
     page.wait("/not the operator/.test(document.querySelector('#said').innerText)")
     assert status(federation)["state"] == "running"
     # The browser itself writes down that it was refused.
     assert "401" in page.errors.pop()
     click(page, "Pause", "#deeds")
-    page.wait("document.querySelector('#token-dialog').open")
-    page.type(token_file(StateFolder(federation.state)).read_text().strip())
-    click(page, "Unlock", "#token-dialog")
+    show_token(page, token_file(StateFolder(federation.state)).read_text().strip())
     page.wait("document.querySelector('#run-state').innerText === 'paused'")
     assert status(federation)["state"] == "paused"
     page.evaluate("document.querySelector('#bundle-name').value = 'board-9'")
@@ -154,6 +152,13 @@ def buttons_act(page: Page, federation: Federation) -> None:
     assert page.errors == []
 
 
+def show_token(page: Page, token: str) -> None:
+    page.wait("document.querySelector('#token-dialog').open && document.activeElement.id === 'token-text'")
+    page.type(token)
+    click(page, "Unlock", "#token-dialog")
+    page.wait("!document.querySelector('#token-dialog').open")
+
+
 def a_lost_server_is_told(page: Page, federation: Federation) -> None:
     """What was known stays to be seen."""
     assert federation.server is not None
@@ -161,3 +166,15 @@ def a_lost_server_is_told(page: Page, federation: Federation) -> None:
     page.wait("document.querySelector('#link').innerText === 'connection lost'")
     assert "trying again" in text(page, "#banner")
     assert page.evaluate("document.querySelectorAll('#accuracy polyline.series').length") == 4
+
+
+def the_log_names_who_came_and_who_was_missing(log: str) -> None:
+    for words in (
+        "client enrolled client=board-0",
+        "client connected client=board-1",
+        "round opened run=parts round=1 clients=3 names=board-0,board-1,board-2",
+        f"client disconnected client={LOST} reason=gone",
+        f"missing={LOST}",
+        "the operator asks: pause by=dashboard address=127.0.0.1",
+    ):
+        assert words in log, words

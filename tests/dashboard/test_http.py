@@ -323,6 +323,7 @@ def test_a_simulation_tells_its_whole_history(simulated: Path, monkeypatch: pyte
     assert widths[:3] == [["238", "238", "338"], ["237", "237", "337"], ["", "", ""]]
     assert widths[3] == [[2, 3, 8], [2, 3, 8], [3, 3, 8]]
     assert [one["round"] for one in later["rounds"]] == [3]
+    assert told["metric"] == {"key": "accuracy", "title": "accuracy", "is_share": True}
     assert told["layers"] == [
         {"name": "conv1", "weights": 54},
         {"name": "conv2", "weights": 216},

@@ -110,8 +110,17 @@ def test_every_metric_is_there(tmp_path: Path) -> None:
         return {family.name + ("_total" if family.type == "counter" else "") for family in collected}
 
     documented = set(re.findall(r"`(fedmpq_[a-z_]+)`", section("Metrics")))
-    live = {"fedmpq_round", "fedmpq_round_selected", "fedmpq_round_updates"}
+    of_a_run = ("round", "round_selected", "round_updates", "loss", "score", "budget_score")
+    live = {f"fedmpq_{name}" for name in of_a_run}
     assert documented == asyncio.run(names()) | live
+
+
+def test_grafana_asks_for_metrics_that_there_are() -> None:
+    panels = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {name for expression in expressions for name in re.findall(r"fedmpq_\w+", expression)}
+    assert asked <= set(re.findall(r"`(fedmpq_[a-z_]+)`", section("Metrics")))
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
 
 
 @pytest.mark.parametrize(
