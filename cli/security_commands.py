@@ -1,4 +1,5 @@
-"""What an operator does about keys and access: `fedmpq server init`, `token`, `bundle`, `limit` and `revoke`.
+"""What an operator does about keys and access: `fedmpq server init`, `token`, `bundle`, `limit`,
+`rename` and `revoke`.
 
 They work on the state folder and the store directly, whether the server runs or not; a running one sees the
 change at the next call that a client makes.
@@ -16,7 +17,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from fedmpq.server import certificates, tokens
-from fedmpq.server.access import AccessError, BundleRequest, make_bundles, revoke_clients
+from fedmpq.server.access import AccessError, BundleRequest, make_bundles, rename_client, revoke_clients
 from fedmpq.server.certificates import TlsFiles
 from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.database import open_database
@@ -297,6 +298,32 @@ def _run_limit(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# rename
+
+
+def _add_rename_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Give a client another name, in every list, card and history from now on. It keeps its identity, its "
+        "certificate and its place in runs; nothing has to be done on the board."
+    )
+    parser.add_argument("name", metavar="NAME", help="the client's name")
+    parser.add_argument("wanted", metavar="NEW", help="what it is to be called")
+    add_state_argument(parser)
+    _add_json(parser)
+
+
+def _run_rename(arguments: argparse.Namespace) -> int:
+    state = StateFolder(arguments.state)
+    state.require()
+    with _store(state) as store:
+        rename_client(store, arguments.name, arguments.wanted)
+    if arguments.json:
+        _print_json({"renamed": {"from": arguments.name, "to": arguments.wanted}})
+    else:
+        print(f"{arguments.name} is {arguments.wanted} now")
+    return 0
+
+
 # revoke
 
 
@@ -367,5 +394,6 @@ ACTIONS = {
     "token": Action("make, list or revoke enrolment tokens", _add_token_arguments, _run_token),
     "bundle": Action("make the files a board needs to join", _add_bundle_arguments, _run_bundle),
     "limit": Action("say how much of what clients claim counts", _add_limit_arguments, _run_limit),
+    "rename": Action("give a client another name", _add_rename_arguments, _run_rename),
     "revoke": Action("end a client's identity", _add_revoke_arguments, _run_revoke),
 }

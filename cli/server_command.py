@@ -1,4 +1,4 @@
-"""`fedmpq server RUN.toml` serves runs to clients; `fedmpq server init|token|bundle|revoke`: who may join."""
+"""`fedmpq server RUN.toml` serves runs to clients; `fedmpq server init|token|...`: who may join."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmpq.server.state_folder import StateFolder, add_state_argument
 
-SECURITY_ACTIONS = ("init", "token", "bundle", "limit", "revoke")
+SECURITY_ACTIONS = ("init", "token", "bundle", "limit", "rename", "revoke")
 """The keys of `security_commands.ACTIONS`, here without what these import."""
 DEFAULT_LISTEN = "127.0.0.1:8470"
 DEFAULT_MAX_CLIENTS = 10_000
@@ -22,7 +22,8 @@ class CommandError(ValueError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Serve federated runs, one after the other, to the clients that connect."
     parser.epilog = (
-        "fedmpq server init, token, bundle, limit and revoke manage keys and access; each has its own --help."
+        "fedmpq server init, token, bundle, limit, rename and revoke manage keys and access; each has its "
+        "own --help."
     )
     _add_serving_arguments(parser)
     parse_serving = parser.parse_known_args

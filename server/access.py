@@ -15,6 +15,7 @@ from pathlib import Path
 from fedmpq.server import certificates, tokens
 from fedmpq.server.blobs import Uploads
 from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
+from fedmpq.server.names import NAME
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.protocol import Store
 from fedmpq.system.durable_files import write_durably
@@ -92,6 +93,15 @@ def revoke_clients(state: StateFolder, store: Store, names: Sequence[str]) -> li
     for name in wanted:
         _require_known(store, name)
     return [_revoke(state, store, name) for name in wanted]
+
+
+def rename_client(store: Store, name: str, wanted: str) -> None:
+    """The client keeps everything but its name."""
+    if not NAME.fullmatch(wanted):
+        raise AccessError(f"{wanted[:80]!r} is no name: take 1 to 64 letters, digits and '_.-'")
+    if not store.rename_client(name, wanted):
+        known = ", ".join(client.name for client in store.list_clients()) or "none"
+        raise AccessError(f"there is no client {name!r}; enrolled are: {known}")
 
 
 def _revoke(state: StateFolder, store: Store, name: str) -> Revoked:

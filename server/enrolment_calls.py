@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -17,6 +16,7 @@ import grpc.aio
 from fedmpq.model.grid import MAX_BITS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server.authentication import certificate_name, make_secret, secret_hash
+from fedmpq.server.names import NAME
 from fedmpq.server.rate_limit import Rate, RateLimit, address_of
 from fedmpq.server.refusals import Context, refuse
 from fedmpq.server.store.errors import NameTaken, TokenRefused, UnknownToken
@@ -31,7 +31,6 @@ GIVEN_EACH, GIVEN_TOTAL = Rate(250, 1.0), Rate(1000, 0.1)
 LINES = 5
 LINES_SECONDS = 60.0
 TOKENS_SECONDS = 1.0
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 log = logging.getLogger("fedmpq.server")
 
@@ -87,7 +86,7 @@ class EnrolmentCalls:
         return pb.EnrollResponse(client_id=client_id, secret=secret)
 
     async def _enrolled(self, request: pb.EnrollRequest, version: str, context: Context) -> tuple[str, str]:
-        if not _NAME.fullmatch(request.name):
+        if not NAME.fullmatch(request.name):
             raise Malformed("a client's name has letters, digits and '_.-', at most 64")
         if (fault := budget_fault(request.budget)) is not None:
             raise Malformed(fault)
@@ -121,7 +120,7 @@ class EnrolmentCalls:
     ) -> NoReturn:
         known = not isinstance(error, (Malformed, UnknownToken))
         token_id = token_id_of(token_digest(request.token)) if known else None
-        name = request.name if _NAME.fullmatch(request.name) else None
+        name = request.name if NAME.fullmatch(request.name) else None
         self._told.refused(address, client=name, token=token_id, reason=str(error))
         code = grpc.StatusCode.UNAUTHENTICATED
         if isinstance(error, Malformed):

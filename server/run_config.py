@@ -6,7 +6,6 @@ Names are those of `fedmpq simulate` where they mean the same.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
@@ -23,12 +22,12 @@ from fedmpq.method.recipe import QUANTIZED_METHODS
 from fedmpq.method.settings import MethodSettings, parse_toml, read_toml, typed_settings
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.model.first_model import ImageFormat
+from fedmpq.server.names import NAME
 from fedmpq.system.named_object import is_path
 
 MAX_SIDE = 65536
 MEASURED = 1 / 64, 128
 """Scale and zero point of codes that span a range of measured values, where nothing better is known."""
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 class ConfigError(ValueError):
@@ -92,7 +91,7 @@ class RunConfig(MethodSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _NAME.fullmatch(self.name):
+        if not NAME.fullmatch(self.name):
             raise ConfigError(f"name = {self.name!r}: letters, digits and '_.-', at most 64, please")
         if self.trains_floats:
             raise ConfigError(

@@ -107,6 +107,17 @@ class SqlEnrolment(Transactions):
             changed = connection.execute(update(clients).where(*named).values(**asdict(limits)))
         return changed.rowcount == 1
 
+    def rename_client(self, name: str, wanted: str) -> bool:
+        with self._write() as connection:
+            known = _unrevoked(connection, name)
+            if known is None:
+                return False
+            if name != wanted and _unrevoked(connection, wanted) is not None:
+                raise NameTaken(f"a client named {wanted!r} is enrolled: choose another name")
+            this = clients.c.client_id == known.client_id
+            connection.execute(update(clients).where(this).values(name=wanted))
+        return True
+
     def list_clients(self, *, revoked: bool = False) -> list[Client]:
         chosen = select(clients).order_by(clients.c.name, clients.c.created)
         if not revoked:

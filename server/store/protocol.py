@@ -63,6 +63,9 @@ class Enrolment(Protocol):
     def limit_client(self, name: str, limits: ClaimLimits) -> bool:
         """From the next round on its claims count within these; False: no client has this name."""
 
+    def rename_client(self, name: str, wanted: str) -> bool:
+        """Whether there was such a client; `NameTaken` if another one is called so."""
+
     def list_clients(self, *, revoked: bool = False) -> list[Client]:
         """By name; the revoked ones too if asked for."""
 

@@ -351,6 +351,24 @@ def test_every_action_is_reached_from_the_command_line(state: Path, capsys: Capt
     assert "a: at most 70 samples count" in capsys.readouterr().out
 
 
+def test_a_client_gets_another_name(state: Path, capsys: Capture) -> None:
+    token = facts(capsys, "token", "--state", state, "--uses", "2")["token"]
+    client_id = enrol(state, token, "camera-1")
+    enrol(state, token, "camera-2")
+    assert main(["server", "rename", "camera-1", "attic", "--state", str(state)]) == 0
+    assert capsys.readouterr().out == "camera-1 is attic now\n"
+    with store_of(state) as store:
+        client = store.client_by_id(client_id)
+    assert client is not None
+    assert client.name == "attic"
+    with pytest.raises(NameTaken, match="'camera-2' is enrolled"):
+        act("rename", "attic", "camera-2", "--state", state)
+    with pytest.raises(AccessError, match="there is no client 'camera-1'; enrolled are: attic, camera-2"):
+        act("rename", "camera-1", "yard", "--state", state)
+    with pytest.raises(AccessError, match="is no name: take 1 to 64"):
+        act("rename", "attic", "../yard", "--state", state)
+
+
 def test_limits_that_cannot_be_are_refused(state: Path) -> None:
     with pytest.raises(AccessError, match="no client 'a'"):
         act("limit", "a", "--state", state, "--max-samples", "5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -113,6 +114,24 @@ def test_a_client_has_its_tokens_limits_until_it_gets_its_own(store: Store) -> N
     assert store.describe_client(second, 8.0, 30, "2", "native", NOW).granted_budget == 2.5
     assert store.revoke_client("b", NOW) == second
     assert not store.limit_client("b", UNLIMITED)
+
+
+def test_a_client_is_renamed_and_nothing_else(store: Store) -> None:
+    token = add_token(store, uses=3)
+    first, second = enrol(store, token, "a"), enrol(store, token, "b")
+    before = store.client_by_id(first)
+    assert store.rename_client("a", "attic")
+    assert before is not None
+    assert store.client_by_id(first) == replace(before, name="attic")
+    assert not store.rename_client("a", "other")
+    with pytest.raises(NameTaken, match="'b' is enrolled"):
+        store.rename_client("attic", "b")
+    assert store.rename_client("attic", "attic")
+    # The name that it had is free, and so is that of one who is gone.
+    enrol(store, token, "a")
+    assert store.revoke_client("b", NOW) == second
+    assert store.rename_client("attic", "b")
+    assert sorted(client.name for client in store.list_clients()) == ["a", "b"]
 
 
 def test_tokens_expire_are_revoked_and_may_be_for_one_name(store: Store) -> None:
