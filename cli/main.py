@@ -59,6 +59,12 @@ COMMANDS = {
     ),
     "predict": Entry("fedmpq.cli.predict_command", "predict", "what an exported model sees in images"),
     "bench": Entry("fedmpq.cli.bench_command", "predict", "latency and memory of exported models"),
+    "doctor": Entry(
+        "fedmpq.cli.doctor_command", "edge", "look for faults of a board or a server, and say the fix"
+    ),
+    "completion": Entry(
+        "fedmpq.cli.completion_command", "completion", "what a shell needs to complete these commands"
+    ),
     "info": Entry("fedmpq.cli.info", "edge", "version, kernels and engines of this installation"),
 }
 
@@ -68,7 +74,7 @@ FULL_DISK = 75
 ON_CTRL_C = 130
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Errors in one line; argparse itself would print all options before it."""
 
     def error(self, message: str) -> NoReturn:
@@ -99,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: Sequence[str], wanted: str | None) -> int:
-    parser = _Parser(prog="fedmpq", description="Federated learning with mixed-precision quantization.")
+    parser = Parser(prog="fedmpq", description="Federated learning with mixed-precision quantization.")
     parser.add_argument(
         "--version", action="version", version=f"fedmpq {version('fedmpq')}", help="print the version"
     )

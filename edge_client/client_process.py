@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _fetch_model(arguments, endpoint, settings)
     _check_training(arguments)
     name = checked_name(arguments.name or _default_name(arguments.bundle))
-    with closing(_opened(arguments.state or _default_state(), settings.retry)) as state:
+    with closing(_opened(arguments.state or default_state(), settings.retry)) as state:
         try:
             board = _board(arguments, name)
         except (ValueError, OSError) as error:
@@ -93,7 +93,7 @@ def _check_training(arguments: argparse.Namespace) -> None:
 
 def _fetch_model(arguments: argparse.Namespace, endpoint: Endpoint, settings: Settings) -> int:
     """Needs nothing but the identity, so a client that trains may be at work in the same state folder."""
-    identity = (arguments.state or _default_state()) / FILE_NAME
+    identity = (arguments.state or default_state()) / FILE_NAME
     fetching = fetch_model(
         endpoint, identity, arguments.fetch_model, arguments.out, settings.retry, settings.patience
     )
@@ -181,7 +181,7 @@ def _default_name(bundle: Path | None) -> str:
     return socket.gethostname() if bundle is None else bundle.resolve().name
 
 
-def _default_state() -> Path:
+def default_state() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedmpq"
 
 

@@ -234,7 +234,7 @@ def sqlite_url(path: Path) -> str:
 
 def open_database(url: str) -> Engine:
     """Connect, and bring the tables to this version."""
-    engine = _make_engine(url)
+    engine = make_engine(url)
     try:
         migrate(engine)
     except DBAPIError as error:
@@ -258,7 +258,7 @@ def one_line(error: Exception) -> str:
 def migrate(engine: Engine) -> None:
     """Run the migrations that are missing; Alembic is loaded only if there are any, for a quick restart."""
     with engine.connect() as connection:
-        current = _revision(connection)
+        current = revision_of(connection)
     if current == SCHEMA_REVISION:
         return
     from alembic import command
@@ -283,14 +283,14 @@ def writing(engine: Engine) -> Any:
     return engine.execution_options(fedmpq_write=True).begin()
 
 
-def _revision(connection: Connection) -> str | None:
+def revision_of(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
     return revision
 
 
-def _make_engine(url: str) -> Engine:
+def make_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
     except ArgumentError:

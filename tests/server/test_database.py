@@ -77,7 +77,7 @@ def test_the_migrations_make_the_tables(database_url: str) -> None:
 
 def test_a_database_of_the_first_version_is_taken_over(database_url: str) -> None:
     """With a finished run and one in the middle of a round, as the version before left them."""
-    engine = database._make_engine(database_url)
+    engine = database.make_engine(database_url)
     with database.writing(engine) as connection:
         config = Config()
         config.set_main_option("script_location", "fedmpq.server:migrations")
