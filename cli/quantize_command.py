@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.data.named import load_named
+from fedmpq.data.tasks import anomalies, trained_on
 from fedmpq.export.exporting import LabelledImages, export_model
 from fedmpq.method.post_training import QuantizeError
 from fedmpq.method.quantize import quantize
@@ -17,6 +18,8 @@ from fedmpq.model import zoo
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.first_model import seeded_module
 from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.metrics import METRICS
+from fedmpq.model.task import CLASSIFICATION, TASKS, outputs_of
 
 EPILOG = """examples:
   fedmpq quantize resnet20 --weights resnet20.pt --calibration cifar10/ \\
@@ -58,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"bits of activations behind a ReLU (default: {DEFAULT_ACTIVATION_BITS})",
     )
+    parser.add_argument(
+        "--task", choices=TASKS, default=CLASSIFICATION, help="what its outputs are (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the file's card as JSON")
 
 
@@ -69,9 +75,11 @@ def run_command(arguments: argparse.Namespace) -> int:
         train_limit=CALIBRATION_IMAGES,
         test_limit=TEST_IMAGES,
         size=arguments.size,
+        task=arguments.task,
     )
-    model = _quantized(arguments, train)
-    exported = export_model(model, arguments.out, tests=LabelledImages(test.images, test.labels))
+    model = _quantized(arguments, trained_on(train, arguments.task))
+    tests = LabelledImages(test.images, test.labels, targets=test.targets, anomalous=anomalies(test))
+    exported = export_model(model, arguments.out, tests=tests)
     card = exported.card
     if arguments.json:
         print(json.dumps({"path": str(exported.path), **card}))
@@ -79,13 +87,17 @@ def run_command(arguments: argparse.Namespace) -> int:
     widths = ", ".join(f"{name} {bits}" for name, bits in model.bit_widths.items())
     print(f"bits    {model.bits_per_weight:.2f} per weight: {widths}")
     print(f"file    {exported.path}, {card['file_bytes']:,} bytes, equal to the bit on its own runtime")
-    print(f"correct {card['accuracy']:.2%} of {len(test):,} labelled images of {arguments.calibration}")
+    if arguments.task == CLASSIFICATION:
+        print(f"correct {card['accuracy']:.2%} of {len(test):,} labelled images of {arguments.calibration}")
+        return 0
+    metric = METRICS[arguments.task]
+    print(f"{metric.title:<7} {metric.text(card[metric.key])} on {len(test):,} of {arguments.calibration}")
     return 0
 
 
 def _quantized(arguments: argparse.Namespace, calibration: Dataset) -> DeployedModel:
-    classes, channels = len(calibration.class_names), calibration.image_shape[2]
-    module = seeded_module(arguments.model, 0, classes, channels)
+    outputs = outputs_of(arguments.task, len(calibration.class_names), calibration.image_shape)
+    module = seeded_module(arguments.model, 0, outputs, calibration.image_shape[2])
     load_into(module, read_weights(arguments.weights))
     return quantize(
         module.eval(),
@@ -94,6 +106,7 @@ def _quantized(arguments: argparse.Namespace, calibration: Dataset) -> DeployedM
         mean=_one_or_all(arguments.mean),
         std=_one_or_all(arguments.std),
         activation_bits=arguments.activation_bits,
+        task=arguments.task,
     )
 
 

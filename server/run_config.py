@@ -276,7 +276,7 @@ def load_test_data(
     wanted = form
     if form is None and config.image is not None:
         height, width, channels = config.image
-        wanted = Form(height, width, channels, task=config.task)
+        wanted = Form(height, width, channels)
     test = _load(config, config.test_data, "test", wanted)
     names = tuple(class_names) or config.class_names or ()
     # Classes that the run knows by number alone are the test data's own.
@@ -299,7 +299,7 @@ def _load(config: RunConfig, path: str, split: Split, form: Form | None) -> Data
         value_range = _range_so_far(config.data_range, source, there)
     if form is None:
         return load_samples(source, path, there, task=config.task).coded(value_range)
-    return load_form(source, path, there, replace(form, value_range=value_range))
+    return load_form(source, path, there, replace(form, value_range=value_range, task=config.task))
 
 
 def _range_so_far(data_range: str, source: DataSource, split: Split) -> ValueRange | None:

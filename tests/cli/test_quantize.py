@@ -63,6 +63,17 @@ def test_a_person_is_told_bits_bytes_and_accuracy(
     assert "labelled images of digits" in out
 
 
+def test_of_another_task_its_metric_is_told(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten questions instead of one: the same outputs, each a yes where it is above 0."""
+    assert main(command(weights, tmp_path / "d.onnx", "--budget", "4", "--task", "multi_label")) == 0
+    card = json.loads((tmp_path / "d.onnx.json").read_text(encoding="utf-8"))
+    assert (card["task"], card["metric"]) == ("multi_label", "f1")
+    assert card["auroc"] > 0.9
+    assert f"macro F1 {card['f1']:.1%} on 359 of digits" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
