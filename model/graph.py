@@ -155,13 +155,34 @@ class Graph:
 
     @cached_property
     def frozen_side(self) -> frozenset[str]:
-        """The side tensors that training leaves as they are: learnt ones of frozen nodes."""
+        """The side tensors that training leaves as they are: learnt ones of frozen nodes, and the clips of
+        what frozen nodes alone have made."""
         frozen = {node.name for node in self.nodes if node.frozen}
+        held = {node.name for node in self.nodes if isinstance(node.op, Quantize)} & self.unlearnt
         return frozenset(
             name
             for name in self.side_shapes()
-            if name.rpartition(".")[0] in frozen and name.rpartition(".")[2] in _LEARNT_PARTS
+            if (name.rpartition(".")[0] in frozen and name.rpartition(".")[2] in _LEARNT_PARTS)
+            or name.rpartition(".")[0] in held
         )
+
+    @cached_property
+    def unlearnt(self) -> frozenset[str]:
+        """The values that nothing has a part in that training changes, the image included: it computes no
+        errors of them. They are what frozen nodes alone make of the image, and what has no parameters."""
+        fixed = {INPUT}
+        behind_frozen: set[str] = set()
+        for node in self.nodes:
+            if node.frozen or not behind_frozen.isdisjoint(node.inputs):
+                behind_frozen.add(node.name)
+            if isinstance(node.op, Quantize):
+                # A clip is learnt with what is before it; by itself, where there is nothing to learn with.
+                learns = node.name not in behind_frozen
+            else:
+                learns = isinstance(node.op, Layer | BatchNorm) and not node.frozen
+            if not learns and fixed.issuperset(node.inputs):
+                fixed.add(node.name)
+        return frozenset(fixed)
 
     @cached_property
     def layer_sizes(self) -> tuple[int, ...]:

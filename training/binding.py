@@ -21,7 +21,6 @@ from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.tensors import StoredCodes
 from fedmpq.model.activations import CodeFormat
-from fedmpq.model.graph import INPUT
 from fedmpq.model.randomness import Draws
 from fedmpq.model.task import Task
 from fedmpq.training.arena import Layout, StepBuffer
@@ -115,6 +114,8 @@ class Binding:
     scratch: Scratch
     statistics: StepBuffer
     """Means and variances of the batch, by `SideTensors.running_places`."""
+    unlearnt: set[str]
+    """Values that have no errors, because nothing is learnt before them."""
     tensors: dict[str, Tensor]
     errors: dict[str, Buffer] = field(default_factory=dict)
     """The errors of values that something bound so far makes."""
@@ -142,7 +143,7 @@ class Binding:
         """Take `error` as that of the value `name`; if it has one already, the call that adds the two."""
         if name in self.errors:
             return self.bind(bound.add_errors(error, error.count, self.errors[name]))
-        if name != INPUT:
+        if name not in self.unlearnt:
             self.errors[name] = error
         return None
 
@@ -151,6 +152,9 @@ class ForwardUnit(Protocol):
     """The first phase of a unit: its forward calls are bound to a batch size."""
 
     def bind_backward(self, binding: Binding) -> BoundUnit: ...
+
+    def forward_only(self) -> BoundUnit:
+        """The unit where nothing is learnt in it and before it; its `backward` must not be called."""
 
 
 class BoundUnit(Protocol):

@@ -63,6 +63,9 @@ class DropForward:
             calls.append(added)
         return Dropping(self, tuple(calls))
 
+    def forward_only(self) -> Dropping:
+        return Dropping(self, ())
+
 
 class Dropping:
     """Codes of which some become 0; the scale of the others is larger by the dropout's factor."""

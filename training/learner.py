@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from fedmpq.kernels import bound
+from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.tensors import Conv, Counter
-from fedmpq.model.graph import INPUT
 from fedmpq.model.randomness import Purpose
 from fedmpq.training import float_errors as floats
 from fedmpq.training.arena import StepBuffer
@@ -32,18 +32,22 @@ class Learner:
         self, unit: ProductUnit, conv: Conv, weights: StepBuffer, error: Buffer, binding: Binding
     ) -> None:
         self._name, self._layer, self._step = unit.node.name, binding.layers[unit.node.name], binding.step
-        self._frozen = unit.node.frozen
-        self.gradient = binding.layout.buffer(conv.weights, np.float32)
+        frozen = unit.node.frozen
+        self.gradient = binding.layout.buffer(0 if frozen else conv.weights, np.float32)
         products: type[_Products] = _FloatProducts if binding.float_errors else _IntegerProducts
         self._products = products(unit, conv, weights, error, self.gradient, binding)
-        self.update = binding.bind(bound.update_codes(self._layer.update, self.gradient, self._layer.codes))
+        self.update: Call | None = None
+        if not frozen:
+            self.update = binding.bind(
+                bound.update_codes(self._layer.update, self.gradient, self._layer.codes)
+            )
 
     def learn(self, greatest: float) -> None:
         """`greatest` is the greatest magnitude of the errors."""
         if not math.isfinite(greatest):
             raise NotFinite(f"the error of layer {self._name!r} is not finite")
         self._products.run(greatest)
-        if self._frozen:
+        if self.update is None:
             return
         self._layer.update.step_number = self._step.value
         try:
@@ -81,7 +85,6 @@ class _IntegerProducts:
         binding: Binding,
     ) -> None:
         self._source, self._layer = binding.tensors[unit.source], binding.layers[unit.node.name]
-        self._frozen = unit.node.frozen
         self._scales = binding.layout.buffer(conv.out_channels, np.float32)
         self._scale, self._inverse = c_float(), c_float()
         threads, draws = binding.threads, binding.draws
@@ -101,14 +104,18 @@ class _IntegerProducts:
             )
         )
         self._pass_on = None
-        if unit.source != INPUT:
+        if unit.source not in binding.unlearnt:
             out, known = binding.error_of(unit.source, self._source)
             self._pass_on = binding.bind(
                 bound.conv_backward_input(conv, rounded, weights, self._scale, known, threads, out)
             )
-        self._differentiate = binding.bind(
-            bound.conv_backward_weights(conv, self._source.codes, rounded, self._scales, threads, gradient)
-        )
+        self._differentiate = None
+        if not unit.node.frozen:
+            self._differentiate = binding.bind(
+                bound.conv_backward_weights(
+                    conv, self._source.codes, rounded, self._scales, threads, gradient
+                )
+            )
 
     def run(self, greatest: float) -> None:
         self._scale.value = greatest / 127
@@ -118,7 +125,7 @@ class _IntegerProducts:
         self._round()
         if self._pass_on is not None:
             self._pass_on()
-        if self._frozen:
+        if self._differentiate is None:
             return
         np.divide(single(scale * self._source.scale), self._layer.scale, self._scales.array)
         self._differentiate()
@@ -138,9 +145,10 @@ class _FloatProducts:
     ) -> None:
         self._conv, self._weights, self._error, self._gradient = conv, weights, error, gradient
         self._source, self._layer = binding.tensors[unit.source], binding.layers[unit.node.name]
+        self._frozen = unit.node.frozen
         self._out: Buffer | None = None
         self._known = False
-        if unit.source != INPUT:
+        if unit.source not in binding.unlearnt:
             self._out, self._known = binding.error_of(unit.source, self._source)
         out = () if self._out is None else (self._out,)
         binding.layout.use(error, weights, self._source.buffer, gradient, *out)
@@ -153,6 +161,8 @@ class _FloatProducts:
             if self._known:
                 passed = passed + floats.widened(self._out.array)
             self._out.array[...] = floats.halved(passed)
+        if self._frozen:
+            return
         codes = source.unpaired().astype(np.float32) - np.float32(-source.low)
         images = codes.reshape(conv.images, conv.height, conv.width, conv.channels)
         gradient = floats.weight_gradient(conv, images, errors).reshape(conv.out_channels, -1)

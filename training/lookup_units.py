@@ -79,20 +79,29 @@ class LookupForward:
         binding.layout.use(clipped)
         added = binding.deliver(self.unit.source, error)
         clip = binding.side.clip_gradient(self.unit.quantizer)
-        return Looking(self, (passing,) if added is None else (passing, added), clipped, clip)
+        calls = (passing,) if added is None else (passing, added)
+        return Looking(self, LookupBackward(calls, clipped, clip))
+
+    def forward_only(self) -> Looking:
+        return Looking(self, None)
+
+
+@dataclass(frozen=True)
+class LookupBackward:
+    """The backward calls of a function, bound."""
+
+    calls: tuple[Call, ...]
+    clipped: StepBuffer
+    """The sums of errors that were clipped above and below."""
+    clip: NDArray[np.float32]
+    """The gradient of the quantizer's clip, one element."""
 
 
 class Looking:
     """A function of codes, rounded, ready to run."""
 
-    def __init__(
-        self,
-        forward: LookupForward,
-        backward: tuple[Call, ...],
-        clipped: StepBuffer,
-        clip: NDArray[np.float32],
-    ) -> None:
-        self.bound, self._backward, self._clipped, self._clip = forward, backward, clipped, clip
+    def __init__(self, forward: LookupForward, backward: LookupBackward | None) -> None:
+        self.bound, self._back = forward, backward
 
     def settle(self, scratch: Scratch) -> Looking:
         return self
@@ -103,10 +112,12 @@ class Looking:
         this.run()
 
     def backward(self) -> None:
-        passing, *added = self._backward
+        back = self._back
+        assert back is not None
+        passing, *added = back.calls
         passing()
         # What comes next may take the place of these sums.
-        above, below = self._clipped.array.tolist()
-        self._clip[0] = above - below if self.bound.unit.quantizer.op.signed else above
+        above, below = back.clipped.array.tolist()
+        back.clip[0] = above - below if self.bound.unit.quantizer.op.signed else above
         for add in added:
             add()

@@ -86,6 +86,9 @@ class MulForward:
         calls = tuple(add for add in adds if add is not None)
         return Multiplying(self, MulBackward(passing, scales, calls, clipped, clip))
 
+    def forward_only(self) -> Multiplying:
+        return Multiplying(self, None)
+
 
 @dataclass(frozen=True)
 class MulBackward:
@@ -104,7 +107,7 @@ class MulBackward:
 class Multiplying:
     """A product of codes, rounded, ready to run."""
 
-    def __init__(self, forward: MulForward, backward: MulBackward) -> None:
+    def __init__(self, forward: MulForward, backward: MulBackward | None) -> None:
         self.bound, self._back = forward, backward
 
     def settle(self, scratch: Scratch) -> Multiplying:
@@ -120,6 +123,7 @@ class Multiplying:
 
     def backward(self) -> None:
         this, back = self.bound, self._back
+        assert back is not None
         for held, tensor in zip(back.scales, (this.left, this.right), strict=True):
             held.value = tensor.scale
         back.passing()

@@ -7,6 +7,7 @@ or a lookup and its quantization. What is real-valued lives only inside a unit; 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedmpq.model.dropout import Dropout
@@ -237,6 +238,13 @@ def units_of(graph: Graph) -> tuple[Unit, ...]:
         )
     found = [unit for node in graph.nodes for unit in (_dropped(graph, node), _unit_of(graph, node))]
     return tuple(unit for unit in (*found, ScoreUnit(last.name) if scores else None) if unit is not None)
+
+
+def unlearnt_values(graph: Graph, units: Sequence[Unit]) -> set[str]:
+    """The values of units that have no errors; the last, which has the loss, always has."""
+    found = set(graph.unlearnt)
+    found |= {unit.output for unit in units if isinstance(unit, DropUnit) and unit.source in found}
+    return found - {units[-1].output}
 
 
 def _dropped(graph: Graph, node: Node) -> DropUnit | None:

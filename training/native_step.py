@@ -34,6 +34,7 @@ from fedmpq.training.native_plan import (
     ShapeUnit,
     SumUnit,
     Unit,
+    unlearnt_values,
 )
 from fedmpq.training.norm_units import NormForward
 from fedmpq.training.pool_units import FlattenForward, PoolForward
@@ -79,10 +80,16 @@ class BoundStep:
             scratch=self.scratch,
             statistics=self.statistics,
             tensors={INPUT: self.image},
+            unlearnt=unlearnt_values(graph, units),
         )
         forward = [_bound(unit, binding) for unit in units]
         layout.use(self.statistics)
-        backward = [unit.bind_backward(binding) for unit in reversed(forward)]
+        self.learns = [unit.output not in binding.unlearnt for unit in units]
+        """Which of them run backward too."""
+        backward = [
+            unit.bind_backward(binding) if learns else unit.forward_only()
+            for unit, learns in zip(reversed(forward), reversed(self.learns), strict=True)
+        ]
         self.units = tuple(reversed(backward))
         self.quantized = [binding.tensors[quantizer.name] for quantizer in side.quantizers]
 
@@ -98,6 +105,7 @@ class NativeStep:
     def __init__(self, bound: BoundStep) -> None:
         self._bound = bound
         self._units = [unit.settle(bound.scratch) for unit in bound.units]
+        self._learning = [unit for unit, learns in zip(self._units, bound.learns, strict=True) if learns]
         self._logits = next(unit for unit in self._units if isinstance(unit, Logits | Scores))
 
     def run(self, number: int, images: NDArray[np.uint8], answers: Answers) -> tuple[float, int]:
@@ -112,7 +120,7 @@ class NativeStep:
             for unit in self._units:
                 unit.forward()
             bound.side.track(bound.statistics.array)
-            for unit in reversed(self._units):
+            for unit in reversed(self._learning):
                 unit.backward()
             bound.side.update()
         finally:

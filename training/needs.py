@@ -41,6 +41,7 @@ from fedmpq.training.native_plan import (
     SumUnit,
     Unit,
     units_of,
+    unlearnt_values,
 )
 
 # Codes as received, twice unpacked and while they are trained, packed planes and payloads of both directions.
@@ -74,8 +75,9 @@ def training_needs(graph: Graph, plan: TrainingPlan, samples: int, threads: int)
         images += 12 * batch * graph.shapes[graph.output][0]
     drawn = 64 * samples
     memory = step + images + drawn + weights_memory(graph, plan)
-    # Forward, the errors of the inputs and the gradients of the weights.
-    return Needs(memory, 3 * products_of(graph) * samples * plan.epochs)
+    # Forward; and where something is learnt, the errors of the inputs and the gradients of the weights.
+    unlearnt = sum(_products(graph, node.name) for node in graph.nodes if node.name in graph.unlearnt)
+    return Needs(memory, (3 * products_of(graph) - 2 * unlearnt) * samples * plan.epochs)
 
 
 def forward_needs(graph: Graph, samples: int, batch: int, threads: int) -> Needs:
@@ -207,12 +209,15 @@ class _Step:
         self._weights: dict[str, _Buffer] = {}
         self._states: dict[str, _Buffer] = {}
         self._errors: dict[str, _Buffer] = {}
+        self._unlearnt: set[str] = set()
 
     def peak_of(self, units: Sequence[Unit]) -> int:
+        self._unlearnt = unlearnt_values(self._graph, units)
         for unit in units:
             self._forward(unit)
         for unit in reversed(units):
-            self._backward(unit)
+            if unit.output not in self._unlearnt:
+                self._backward(unit)
         return self._lives.peak()
 
     def _size(self, name: str) -> int:
@@ -260,12 +265,12 @@ class _Step:
             self._backward_product(unit, error)
             return
         used = [error, *(self._states[unit.output] for _ in (0,) if isinstance(unit, SumUnit))]
-        if isinstance(unit, LookupUnit | MulUnit | DropUnit) and unit.sources[0] != INPUT:
+        if isinstance(unit, LookupUnit | MulUnit | DropUnit) and unit.sources[0] not in self._unlearnt:
             # The error is passed on in place, unless there is one to which it is added.
             self._errors.setdefault(unit.sources[0], error)
         if isinstance(unit, NormUnit):
             used.append(lives.buffer(4 * self._size(unit.output)))
-            if unit.source != INPUT:
+            if unit.source not in self._unlearnt:
                 # What it passes on lies where its own error lay.
                 self._errors.setdefault(unit.source, error)
         for source in unit.sources:
@@ -275,7 +280,7 @@ class _Step:
             lives.use(*used, *kept, own)
 
     def _error_of(self, name: str) -> _Buffer:
-        if name == INPUT:
+        if name in self._unlearnt:
             return self._lives.buffer(0)
         if name not in self._errors:
             self._errors[name] = self._lives.buffer(2 * self._size(name))

@@ -107,6 +107,9 @@ class NormForward:
         clip = binding.side.clip_gradient(self.unit.quantizer)
         return BoundNorm(self, NormBackward(sum_up, means, turn, added, clip, learnt))
 
+    def forward_only(self) -> BoundNorm:
+        return BoundNorm(self, None)
+
 
 @dataclass(frozen=True)
 class NormBackward:
@@ -129,7 +132,7 @@ class BoundNorm:
     """A BatchNorm bound both ways."""
 
     forward: NormForward
-    backward: NormBackward
+    backward: NormBackward | None
 
     def settle(self, scratch: Scratch) -> Norm:
         return Norm(self.forward, self.backward, scratch)
@@ -138,13 +141,12 @@ class BoundNorm:
 class Norm:
     """A BatchNorm of codes with its rounding, ready to run."""
 
-    def __init__(self, forward: NormForward, backward: NormBackward, scratch: Scratch) -> None:
+    def __init__(self, forward: NormForward, backward: NormBackward | None, scratch: Scratch) -> None:
         self.bound, self._back = forward, backward
         channels = forward.conv.out_channels
         self._map = forward.map.settle(scratch)
         self._rows = scratch.sum_rows(channels)
         self._pair = scratch.work_rows(channels)[:2]
-        self._means = backward.means.array.reshape(2, channels)
         self._count = forward.conv.images * forward.conv.pixels
 
     def forward(self) -> None:
@@ -157,6 +159,7 @@ class Norm:
 
     def backward(self) -> None:
         this = self._back
+        assert this is not None
         this.sum_up()
         if not all_finite(self._rows.reshape(-1)):
             raise NotFinite(f"the error of {self.bound.unit.norm.name!r} is not finite")
@@ -164,7 +167,7 @@ class Norm:
         for gradient, row in zip(this.learnt, self._rows, strict=False):
             gradient[...] = row
         np.divide(self._rows[:2], self._count, self._pair)
-        self._means[...] = self._pair
+        this.means.array.reshape(2, -1)[...] = self._pair
         this.turn()
         if this.add_errors is not None:
             this.add_errors()

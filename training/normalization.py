@@ -74,7 +74,8 @@ class BoundNormMap(BoundMap):
         self.normed = binding.layout.buffer(3 * self.channels, np.float32)
         normed, bias, self.gain = self.normed.split(3)
         self.normalize = Normalize(normed, bias)
-        binding.layout.use(self.normed, binding.scratch.sums, self.statistics)
+        scratch = binding.scratch
+        binding.layout.use(self.t, self.normed, scratch.sums, scratch.work, self.statistics)
 
     def settle(self, scratch: Scratch) -> NormMap:
         return NormMap(self, scratch)

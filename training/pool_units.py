@@ -11,7 +11,6 @@ from fedmpq.kernels import bound_shapes
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.tensors import Pool as Pooling
-from fedmpq.model.graph import INPUT
 from fedmpq.model.pools import Windows, windows_of
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.native_plan import FlattenUnit, PoolUnit
@@ -55,7 +54,7 @@ class PoolForward:
 
     def bind_backward(self, binding: Binding) -> Pool:
         error = binding.errors.pop(self.unit.output)
-        if self.unit.source == INPUT:
+        if self.unit.source in binding.unlearnt:
             return Pool(self, ())
         pool, threads = self.pool, binding.threads
         out = binding.layout.buffer(pool.images * pool.inputs, np.uint16)
@@ -66,6 +65,9 @@ class PoolForward:
         )
         added = binding.deliver(self.unit.source, out)
         return Pool(self, (spread,) if added is None else (spread, added))
+
+    def forward_only(self) -> Pool:
+        return Pool(self, ())
 
     def _shares(self) -> Vector:
         """The share of a mean's error that each element under its window takes."""
@@ -124,15 +126,26 @@ class FlattenForward:
         if not self.in_place:
             out = binding.layout.buffer(error.count, np.uint16)
             binding.layout.use(error, out)
-        return Flattening(self, error, out, binding.deliver(self.unit.source, out))
+        return Flattening(self, FlattenBackward(error, out, binding.deliver(self.unit.source, out)))
+
+    def forward_only(self) -> Flattening:
+        return Flattening(self, None)
+
+
+@dataclass(frozen=True)
+class FlattenBackward:
+    """The way of a Flatten's errors, bound."""
+
+    error: Buffer
+    out: Buffer
+    add: Call | None
 
 
 class Flattening:
     """Channels, then rows, then columns."""
 
-    def __init__(self, forward: FlattenForward, error: Buffer, out: Buffer, add: Call | None) -> None:
-        self.bound = forward
-        self._error, self._out, self._add = error, out, add
+    def __init__(self, forward: FlattenForward, backward: FlattenBackward | None) -> None:
+        self.bound, self._back = forward, backward
 
     def settle(self, scratch: Scratch) -> Flattening:
         return self
@@ -147,12 +160,14 @@ class Flattening:
             target.buffer.array[...] = _paired(codes, target.pairs)
 
     def backward(self) -> None:
+        back = self._back
+        assert back is not None
         if not self.bound.in_place:
             channels, height, width = self.bound.source.shape
-            turned = self._error.array.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
-            np.copyto(self._out.array.reshape(turned.shape), turned)
-        if self._add is not None:
-            self._add()
+            turned = back.error.array.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+            np.copyto(back.out.array.reshape(turned.shape), turned)
+        if back.add is not None:
+            back.add()
 
 
 def _paired(codes: NDArray[np.uint8], pairs: bool) -> NDArray[np.uint8]:

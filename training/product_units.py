@@ -67,7 +67,7 @@ class ProductForward:
         acc = binding.layout.buffer(conv.images * conv.outputs, np.int32)
         sums = None if unit.norm is None else binding.scratch.sums
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, sums))
-        kept = _bind_keeping(conv, acc, binding)
+        kept = None if unit.output in binding.unlearnt else _bind_keeping(conv, acc, binding)
         channel_map = _bind_map(unit, conv, layer, target, binding)
         requantize = binding.bind(
             bound.requantize(
@@ -108,6 +108,9 @@ class ProductForward:
         gradients = binding.side.clip_gradient(self.quantizer), self._side_gradients(binding)
         backward = ProductBackward(sum_up, sum_kept, means, greatest, turn, learner, *gradients)
         return BoundProduct(self, backward)
+
+    def forward_only(self) -> BoundProduct:
+        return BoundProduct(self, None)
 
     def _bind_sums(self, error: Buffer, acc: StepBuffer, binding: Binding) -> tuple[Call, Call | None]:
         """The calls that sum errors up by channel: with products computed again, and with those kept."""
@@ -151,10 +154,10 @@ class ProductBackward:
 
 @dataclass(frozen=True)
 class BoundProduct:
-    """A layer bound both ways."""
+    """A layer bound both ways, or forward alone."""
 
     forward: ProductForward
-    backward: ProductBackward
+    backward: ProductBackward | None
 
     def settle(self, scratch: Scratch) -> Product:
         return Product(self.forward, self.backward, scratch)
@@ -166,8 +169,8 @@ class Product:
     The backward pass computes accumulators again, unless there was room to keep them as 16-bit numbers.
     """
 
-    def __init__(self, forward: ProductForward, backward: ProductBackward, scratch: Scratch) -> None:
-        self.bound, self.learner, self._back = forward, backward.learner, backward
+    def __init__(self, forward: ProductForward, backward: ProductBackward | None, scratch: Scratch) -> None:
+        self.bound, self._backward = forward, backward
         conv = forward.conv
         channels = conv.out_channels
         rows = scratch.sum_rows(channels)
@@ -176,11 +179,19 @@ class Product:
         self._sums = scratch.sums.array[: 4 * channels]
         self._of_errors, self._above, self._below = rows[:2], rows[2], rows[3]
         self._pair = scratch.work_rows(channels)[:2]
-        self._means = backward.means.array.reshape(2, channels)
-        self._gradients = list(zip(backward.learnt, rows, strict=False))
+        self._rows = rows
         self._count = conv.images * conv.pixels
         self._keep = forward.kept.keep if forward.kept is not None and forward.kept.buffer.placed else None
-        self._sum_up = backward.sum_up
+        self._sum_up: Call | None = None
+
+    @property
+    def _back(self) -> ProductBackward:
+        assert self._backward is not None, "nothing is learnt here"
+        return self._backward
+
+    @property
+    def learner(self) -> Learner:
+        return self._back.learner
 
     @property
     def has_room(self) -> bool:
@@ -190,13 +201,13 @@ class Product:
     @property
     def is_kept(self) -> bool:
         """Whether the step under way has kept them."""
-        return self._sum_up is not self._back.sum_up
+        return self._sum_up is not None
 
     def forward(self) -> None:
         this = self.bound
         this.layer.integer_weights(self._weights)
         this.multiply()
-        self._sum_up = self._keep_if_small() or self._back.sum_up
+        self._sum_up = self._keep_if_small()
         self._map.compute(this.source.scale, this.target.scale)
         if not all_finite(self._map.t):
             raise NotFinite(f"the scale of layer {this.unit.node.name!r} is not finite")
@@ -207,7 +218,7 @@ class Product:
         return self._back.sum_kept if self._keep is not None and self._keep() == 1 else None
 
     def backward(self) -> None:
-        self._sum_up()
+        (self._sum_up or self._back.sum_up)()
         if not all_finite(self._sums):
             raise NotFinite(f"the error of layer {self.bound.unit.node.name!r} is not finite")
         self._differentiate_side()
@@ -217,13 +228,14 @@ class Product:
     def _differentiate_side(self) -> None:
         """The gradients of side tensors from the sums over each channel, and BatchNorm's means."""
         self._back.clip[0] = clip_gradient(self.bound.quantizer.op, self._above, self._below)
-        for gradient, row in self._gradients:
+        for gradient, row in zip(self._back.learnt, self._rows, strict=False):
             gradient[...] = row
+        means = self._back.means.array.reshape(2, -1)
         if self.bound.unit.norm is None:
-            self._means[...] = 0.0
+            means[...] = 0.0
         else:
             np.divide(self._of_errors, self._count, self._pair)
-            self._means[...] = self._pair
+            means[...] = self._pair
 
 
 @dataclass(frozen=True)
@@ -271,6 +283,9 @@ class LogitsForward:
         return BoundLogits(
             self, halve, learner, side.gradients[side.places[bias]] if self.unit.op.bias else None
         )
+
+    def forward_only(self) -> BoundLogits:
+        raise AssertionError("the last unit has the loss, and its error")
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ class ScoresForward:
         binding.deliver(self.unit.source, error)
         return Scores(self, halve)
 
+    def forward_only(self) -> Scores:
+        raise AssertionError("the last unit has the loss, and its error")
+
 
 class Scores:
     """The loss of codes, ready to run."""

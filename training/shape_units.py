@@ -11,7 +11,6 @@ from fedmpq.kernels import bound_shapes
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.model.activations import CodeFormat
-from fedmpq.model.graph import INPUT
 from fedmpq.model.rearrangements import places, rearranged_shape
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.native_plan import ConcatUnit, RearrangeUnit
@@ -64,6 +63,8 @@ class ConcatForward:
         error, threads = binding.errors.pop(self.unit.output), binding.threads
         calls = []
         for name, part in zip(self.unit.sources, self.parts, strict=True):
+            if name in binding.unlearnt:
+                continue
             out = binding.layout.buffer(part.source.images * part.source.elements, np.uint16)
             channels = self.target.shape[0]
             calls.append(
@@ -74,6 +75,9 @@ class ConcatForward:
             if (added := binding.deliver(name, out)) is not None:
                 calls.append(added)
         return Concatenation(self, tuple(calls))
+
+    def forward_only(self) -> Concatenation:
+        return Concatenation(self, ())
 
 
 class Concatenation:
@@ -122,7 +126,7 @@ class RearrangeForward:
 
     def bind_backward(self, binding: Binding) -> Rearranging:
         error, source = binding.errors.pop(self.unit.output), self.source
-        if self.unit.source == INPUT:
+        if self.unit.source in binding.unlearnt:
             return Rearranging(self, ())
         out = binding.layout.buffer(source.images * source.elements, np.uint16)
         table = places(self.unit.op, source.shape)
@@ -133,6 +137,9 @@ class RearrangeForward:
         )
         added = binding.deliver(self.unit.source, out)
         return Rearranging(self, (spread,) if added is None else (spread, added))
+
+    def forward_only(self) -> Rearranging:
+        return Rearranging(self, ())
 
 
 class Rearranging:

@@ -13,7 +13,6 @@ from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.model.activations import code_bounds
-from fedmpq.model.graph import INPUT
 from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding, Scratch, Tensor, single
 from fedmpq.training.native_plan import SumUnit
@@ -85,6 +84,9 @@ class SumForward:
         clip = binding.side.clip_gradient(self.unit.quantizer)
         return Sum(self, SumBackward(passing, clipped, error, copy, calls, clip))
 
+    def forward_only(self) -> Sum:
+        return Sum(self, None)
+
     def _copy_of(self, error: Buffer, binding: Binding) -> StepBuffer | None:
         """Room for a copy of the error, if both sources cannot share it.
 
@@ -93,7 +95,7 @@ class SumForward:
         """
         left, right = self.unit.sources
         apart = not self.next_spares or left == right
-        if not apart or right in binding.errors or right == INPUT:
+        if not apart or right in binding.errors or right in binding.unlearnt:
             return None
         copy = binding.layout.buffer(error.count, np.uint16)
         binding.layout.use(error, copy)
@@ -118,7 +120,7 @@ class SumBackward:
 class Sum:
     """An addition of codes, or codes alone, rounded anew."""
 
-    def __init__(self, forward: SumForward, backward: SumBackward) -> None:
+    def __init__(self, forward: SumForward, backward: SumBackward | None) -> None:
         self.bound, self.backward_bound = forward, backward
 
     def settle(self, scratch: Scratch) -> Sum:
@@ -138,6 +140,7 @@ class Sum:
 
     def backward(self) -> None:
         this = self.backward_bound
+        assert this is not None
         this.pass_error()
         above, below = this.clipped.array.tolist()
         this.clip[0] = above - below if self.bound.unit.quantizer.op.signed else above

@@ -14,9 +14,11 @@ from torch import nn
 import fedmpq
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model import zoo
-from fedmpq.model.graph import BatchNorm, Graph, GraphError
+from fedmpq.model.graph import BatchNorm, Graph, GraphError, Quantize
 from fedmpq.model.trace import trace
 from fedmpq.training.engine import make_engine
+from fedmpq.training.native_engine import NativeEngine
+from fedmpq.training.needs import training_needs
 from tests.training.native_outcomes import CARRIED, DRAWS, PAPER, Model
 from tests.training.small_graphs import GRAPHS, random_batch, random_state
 
@@ -65,6 +67,76 @@ def test_the_errors_pass_through_a_frozen_layer_unchanged() -> None:
         made.train_epoch([random_batch(graph, 6, 0)])
         codes.append(made.layers()[first].codes)
     assert np.array_equal(codes[0], codes[1])
+
+
+def prefix_of(name: str, share: float) -> list[str]:
+    """The first of the nodes with parameters."""
+    nodes = with_parameters(GRAPHS[name]())
+    return nodes[: round(share * len(nodes))]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_what_is_learnt_learns_the_same_whether_or_not_errors_go_further_back(
+    name: str, share: float
+) -> None:
+    """In a first step, to the bit: with nothing frozen, errors go all the way."""
+    engines = []
+    for frozen in ([], prefix_of(name, share)):
+        engines.append(NativeEngine(1))
+        graph, layers, side = frozen_model(name, frozen)
+        engines[-1].load(graph, layers, side, replace(CARRIED, code_learning_rate=0.5), DRAWS)
+        engines[-1].train_epoch([random_batch(graph, 6, 0)])
+    (all_layers, some_layers), (all_side, some_side) = zip(
+        *((e.layers(), e.side()) for e in engines), strict=True
+    )
+    for key in layers:
+        expected = layers if key in graph.frozen_layers else all_layers
+        assert np.array_equal(some_layers[key].codes, expected[key].codes), key
+    for key in side:
+        expected_side = side if key in graph.frozen_side else all_side
+        assert np.array_equal(some_side[key], expected_side[key]), key
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_nothing_goes_backward_below_the_lowest_layer_that_learns(name: str) -> None:
+    """Of a network whose last layer alone learns, one unit runs backward, and a step takes less memory."""
+    *frozen, last = with_parameters(GRAPHS[name]())
+    sizes = []
+    for held in ([], frozen):
+        graph, layers, side = frozen_model(name, held)
+        engine = NativeEngine(1)
+        engine.load(graph, layers, side, CARRIED, DRAWS)
+        engine.train_epoch([random_batch(graph, 32, 0)])
+        sizes.append(engine._arena.block.nbytes)
+    units: list[Any] = list(engine._steps[32]._learning)
+    learning = [unit.bound.unit for unit in units]
+    below = {node.name for node in graph.nodes} & graph.unlearnt
+    assert not below & {unit.output for unit in learning}
+    assert {clip for clip in graph.frozen_side if clip.endswith(".clip")} == {
+        f"{each.name}.clip" for each in graph.nodes if each.name in below and isinstance(each.op, Quantize)
+    }
+    assert any(last in (unit.output, getattr(getattr(unit, "node", None), "name", "")) for unit in learning)
+    assert sizes[1] <= sizes[0]
+
+
+@pytest.mark.slow
+def test_a_deep_network_whose_head_alone_learns_takes_a_part_of_the_memory() -> None:
+    sizes, backward = [], []
+    for held in (False, True):
+        module = zoo.build("resnet8", classes=10, channels=3)
+        for key, parameter in module.named_parameters():
+            parameter.requires_grad = not held or key.startswith("fc.")
+        graph = trace(module, torch.zeros(1, 3, 16, 16), name="n", input_scale=1 / 64, input_zero_point=100)
+        engine = NativeEngine(1)
+        engine.load(graph, *random_state(graph), CARRIED, DRAWS)
+        engine.train_epoch([random_batch(graph, 16, 0)])
+        sizes.append(engine._arena.block.nbytes)
+        backward.append(len(engine._steps[16]._learning))
+        needs = training_needs(graph, CARRIED, 16, 1)
+    assert backward[1] == 1 < backward[0]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert sizes[1] < needs.memory
 
 
 def network() -> nn.Module:
@@ -128,7 +200,7 @@ def test_a_frozen_network_but_for_its_head(settings: dict[str, Any]) -> None:
         same = np.array_equal(tensor, before[f"{name}.weight"].numpy())
         assert same == (name != "fc"), name
     assert not np.array_equal(run.model.side["fc.bias"], before["fc.bias"].numpy())
-    for name in run.graph.frozen_side:
+    for name in run.graph.frozen_side & before.keys():
         np.testing.assert_allclose(run.model.side[name], before[name].numpy(), rtol=1e-6)
 
 

@@ -295,7 +295,10 @@ def test_errors_are_copied_only_for_who_would_spoil_them() -> None:
     outcome(engine, model[0], (8,))
     units = [unit for unit in engine._steps[8]._units if isinstance(unit, Sum)]
     sums = [unit for unit in units if unit.bound.right is not None]
-    copied = {len(set(unit.bound.unit.sources)) == 1: unit.backward_bound.copy is not None for unit in sums}
+    copied = {}
+    for unit in sums:
+        assert unit.backward_bound is not None
+        copied[len(set(unit.bound.unit.sources)) == 1] = unit.backward_bound.copy is not None
     assert copied == {True: True, False: False}
 
 
