@@ -8,6 +8,7 @@ const MEANINGS = { trained: "trained", late: "late or gone", rejected: "rejected
 const PHASES = ["training", "merging", "calibrating", "measuring"];
 const SILENCE_SECONDS = 25; // the server says every 10 seconds that it is still there
 const MOST_COLUMNS = 120;
+const LITTLE_DISK = 100e6; // bytes: what is below it is shown as a warning
 const $ = (id) => document.getElementById(id);
 
 const page = {
@@ -265,7 +266,9 @@ function current() {
 
 function showState() {
   const places = page.state.places;
-  const notes = places.filter((place) => place.note && (place.kind !== "server" || !place.running));
+  // Where every run has ended it is in order that no server runs.
+  const over = (place) => place.kind === "server" && place.runs.length > 0 && place.runs.every((run) => run.ended);
+  const notes = places.filter((place) => place.note && !over(place));
   banner(notes.map((place) => place.note).join(" · "));
   $("about").textContent = `FedMPQ ${page.state.version} · ${places.map((place) => place.path).filter(Boolean).join(" · ")}`;
   showOperator();
@@ -701,7 +704,7 @@ function showBoards(place, run, rounds) {
   const key = JSON.stringify([run.run_id, place.running, place.boards, [...trouble], [...part], page.state.operates, Boolean(page.token)]);
   replaceIfChanged(body, key, () => {
     const columns = live
-      ? ["Board", "Now", "Bits", "Samples", "Accuracy", "Rounds", "Sent", "Last seen", "Last trouble", "Engine", "Certificate"]
+      ? ["Board", "Now", "Bits", "Samples", "Accuracy", "Rounds", "Sent", "Last seen", "Last trouble", "Engine", "Disk free", "Certificate"]
       : ["Board", "Bits", "Rounds", "Sent", "Received"];
     if (live && page.state.operates) columns.push("");
     const numeric = ["Bits", "Samples", "Accuracy", "Rounds", "Sent", "Received"];
@@ -715,7 +718,7 @@ function showBoards(place, run, rounds) {
       if (live) cells.push(cell("Samples", (board.samples || 0).toLocaleString("en"), "number"), cell("Accuracy", measure(board.accuracy), "number"));
       cells.push(cell("Rounds", sum ? String(sum.rounds) : "0", "number"), cell("Sent", bytes(sum ? sum.up : 0), "number"));
       if (!live) cells.push(cell("Received", bytes(sum ? sum.down : 0), "number"));
-      if (live) cells.push(cell("Last seen", lastSeen(place, board)), cell("Last trouble", board.reason || trouble.get(board.name), board.reason || trouble.has(board.name) ? "words" : ""), cell("Engine", board.engine ? h("span", { title: `fedmpq ${board.version}` }, board.engine) : ""), cell("Certificate", certificate(board)));
+      if (live) cells.push(cell("Last seen", lastSeen(place, board)), cell("Last trouble", board.reason || trouble.get(board.name), board.reason || trouble.has(board.name) ? "words" : ""), cell("Engine", board.engine ? h("span", { title: `fedmpq ${board.version}` }, board.engine) : ""), cell("Disk free", freeDisk(board)), cell("Certificate", certificate(board)));
       if (live && page.state.operates) cells.push(cell("", deedButton("Drop", "danger small", () => drop(board))));
       return h("tr", {}, cells);
     });
@@ -740,6 +743,11 @@ function lastSeen(place, board) {
   if (!place.running) return "";
   if (board.connected) return "now";
   return board.last_seen ? age(board.last_seen, "", " ago") : "not since the server started";
+}
+
+function freeDisk(board) {
+  if (board.free_bytes === null || board.free_bytes === undefined) return "";
+  return h("span", { class: board.free_bytes < LITTLE_DISK ? "whole bad" : "whole", title: "when it last connected" }, bytes(board.free_bytes));
 }
 
 function certificate(board) {
