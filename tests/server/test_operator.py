@@ -201,12 +201,14 @@ def test_when_a_board_was_last_here_and_what_it_showed(served: Served, ask: Ask)
     )
     stream = served.stub("camera-6").Listen(hello, metadata=metadata)
     assert next(stream).WhichOneof("event") == "welcome"
-    here = until(lambda: (facts := seen())["connected"] and facts)
+    here = until(lambda: facts if (facts := seen())["connected"] else None)
+    assert here is not None
     ends = datetime.fromisoformat(here["certificate_ends"].replace("Z", "+00:00"))
     assert 19 <= (ends - datetime.now(timezone.utc)).total_seconds() / 86400 <= 20
     assert here["free_bytes"] == 7_000_000
     stream.cancel()
-    gone = until(lambda: not (facts := seen())["connected"] and facts)
+    gone = until(lambda: None if (facts := seen())["connected"] else facts)
+    assert gone is not None
     assert gone["last_seen"] <= until(lambda: ask("status")["time"])
     assert (gone["certificate_ends"], gone["free_bytes"]) == (here["certificate_ends"], 7_000_000)
     assert "client disconnected client=camera-6 reason=gone" in served.program.log.read_text()
