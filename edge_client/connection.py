@@ -18,6 +18,7 @@ import grpc.aio
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, Federation, federation
+from fedmpq.edge_client.free_disk import free_bytes
 from fedmpq.edge_client.identity import Identity, load_identity, save_identity
 from fedmpq.edge_client.transfer import Metadata, StalledError, TransferError, within
 from fedmpq.proto import federation_pb2 as pb
@@ -164,6 +165,7 @@ class Connection:
         self._heard = False
         async with self._endpoint.open() as channel:
             stub = federation(channel)
+            self._hello.free_bytes = free_bytes(self._identity_file.parent)
             call = stub.Listen(self._hello, metadata=self._identity.metadata)
             try:
                 event = await within(self._patience, call.read(), "the connection")

@@ -145,6 +145,8 @@ class AdministrationService(administration_pb2_grpc.AdministrationServicer):
                 client.last_seen.CopyFrom(timestamp(now - ago))
             if (ends := connections.certificate_ends.get(client.client_id)) is not None:
                 client.certificate_ends.CopyFrom(timestamp(ends))
+            if (free := connections.free_bytes.get(client.client_id)) is not None:
+                client.free_bytes = free
             if client.state == "selected":
                 client.state = doing.get(client.client, "selected")
             if connection is not None and connection.declined:

@@ -122,6 +122,8 @@ class Connections:
         """When those who are not here went away."""
         self.certificate_ends: dict[str, float] = {}
         """By client, until when the certificate is valid that it showed last; in seconds since 1970."""
+        self.free_bytes: dict[str, int] = {}
+        """By client, what was free on its disk when it last connected, of those that say."""
         self._names: dict[str, str] = {}
         self.changed = Bell()
 

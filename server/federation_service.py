@@ -88,6 +88,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             connection.bounds = bounds
             if (ends := certificate_ends(context)) is not None:
                 self._coordinator.connections.certificate_ends[client.client_id] = ends
+            if request.free_bytes:
+                self._coordinator.connections.free_bytes[client.client_id] = request.free_bytes
             say(log, "client connected", client=client.name, address=address_of(context.peer()))
             try:
                 connection.send(self._welcome)

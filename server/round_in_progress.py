@@ -268,7 +268,9 @@ class RoundInProgress:
 
     async def _close(self, pending: Sequence[Seat]) -> None:
         """The round takes no more; those it waited for hear so."""
-        reason = "the deadline passed" if self.time.is_late else "enough others were faster"
+        gone = all(self._connections.get(self.active.client_id(seat.client)) is None for seat in pending)
+        faster = "it was away, and enough others had answered" if gone else "enough others were faster"
+        reason = "the deadline passed" if self.time.is_late else faster
         async with self._lock:
             self.stored = await asyncio.to_thread(self._store.close_round, self.stored.address, reason)
         waited_for = {seat.client for seat in pending}

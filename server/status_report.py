@@ -92,6 +92,7 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
         "accuracy": client.accuracy if client.HasField("accuracy") else None,
         "reason": client.reason,
         "last_seen": _moment(client.last_seen) if client.HasField("last_seen") else None,
+        "free_bytes": client.free_bytes if client.HasField("free_bytes") else None,
         "certificate_ends": _moment(client.certificate_ends) if client.HasField("certificate_ends") else None,
     }
 

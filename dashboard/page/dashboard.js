@@ -8,6 +8,7 @@ const MEANINGS = { trained: "trained", late: "late or gone", rejected: "rejected
 const PHASES = ["training", "merging", "calibrating", "measuring"];
 const SILENCE_SECONDS = 25; // the server says every 10 seconds that it is still there
 const MOST_COLUMNS = 120;
+const LITTLE_DISK = 100e6; // bytes: what is below it is shown as a warning
 const $ = (id) => document.getElementById(id);
 
 const page = {
@@ -265,7 +266,9 @@ function current() {
 
 function showState() {
   const places = page.state.places;
-  const notes = places.filter((place) => place.note && (place.kind !== "server" || !place.running));
+  // Where every run has ended it is in order that no server runs.
+  const over = (place) => place.kind === "server" && place.runs.length > 0 && place.runs.every((run) => run.ended);
+  const notes = places.filter((place) => place.note && !over(place));
   banner(notes.map((place) => place.note).join(" · "));
   $("about").textContent = `FedMPQ ${page.state.version} · ${places.map((place) => place.path).filter(Boolean).join(" · ")}`;
   showOperator();
@@ -701,7 +704,7 @@ function showBoards(place, run, rounds) {
   const key = JSON.stringify([run.run_id, place.running, place.boards, [...trouble], [...part], page.state.operates, Boolean(page.token)]);
   replaceIfChanged(body, key, () => {
     const columns = live
-      ? ["Board", "Now", "Bits", "Samples", "Accuracy", "Rounds", "Sent", "Last seen", "Last trouble", "Engine", "Certificate"]
+      ? ["Board", "Now", "Bits", "Samples", "Accuracy", "Rounds", "Sent", "Last seen", "Last trouble"]
       : ["Board", "Bits", "Rounds", "Sent", "Received"];
     if (live && page.state.operates) columns.push("");
     const numeric = ["Bits", "Samples", "Accuracy", "Rounds", "Sent", "Received"];
@@ -709,13 +712,13 @@ function showBoards(place, run, rounds) {
     const cell = (label, value, kind) => h("td", { "data-label": label, class: kind || null }, value === null || value === undefined || value === "" ? h("span", { class: "mute" }, "–") : h("span", {}, value));
     const rows = place.boards.map((board) => {
       const sum = part.get(board.name);
-      const cells = [h("th", { scope: "row" }, board.name)];
+      const cells = [h("th", { scope: "row" }, h("span", {}, board.name, live ? h("small", { class: "details" }, details(board)) : null))];
       if (live) cells.push(cell("Now", boardNow(place, board)));
       cells.push(cell("Bits", budgetOf(board), "number"));
       if (live) cells.push(cell("Samples", (board.samples || 0).toLocaleString("en"), "number"), cell("Accuracy", measure(board.accuracy), "number"));
       cells.push(cell("Rounds", sum ? String(sum.rounds) : "0", "number"), cell("Sent", bytes(sum ? sum.up : 0), "number"));
       if (!live) cells.push(cell("Received", bytes(sum ? sum.down : 0), "number"));
-      if (live) cells.push(cell("Last seen", lastSeen(place, board)), cell("Last trouble", board.reason || trouble.get(board.name), board.reason || trouble.has(board.name) ? "words" : ""), cell("Engine", board.engine ? h("span", { title: `fedmpq ${board.version}` }, board.engine) : ""), cell("Certificate", certificate(board)));
+      if (live) cells.push(cell("Last seen", lastSeen(place, board)), cell("Last trouble", board.reason || trouble.get(board.name), board.reason || trouble.has(board.name) ? "words" : ""));
       if (live && page.state.operates) cells.push(cell("", deedButton("Drop", "danger small", () => drop(board))));
       return h("tr", {}, cells);
     });
@@ -742,11 +745,18 @@ function lastSeen(place, board) {
   return board.last_seen ? age(board.last_seen, "", " ago") : "not since the server started";
 }
 
-function certificate(board) {
-  if (!board.certificate_ends) return "";
-  const left = (at(board.certificate_ends) - now()) / 86400;
-  const kind = left < 0 ? "bad" : left < 30 ? "warn" : "";
-  return h("span", { class: `whole ${kind}`, title: board.certificate_ends }, `until ${day(board.certificate_ends)}${left < 0 ? ", ended" : left < 30 ? `, ${Math.floor(left)} days left` : ""}`);
+// What seldom changes, under the name: engine, room on its disk, the end of its certificate.
+function details(board) {
+  const parts = [];
+  if (board.engine) parts.push(h("span", { title: `fedmpq ${board.version}` }, board.engine));
+  if (board.free_bytes) parts.push(h("span", { class: board.free_bytes < LITTLE_DISK ? "bad" : "", title: "when it last connected" }, `${bytes(board.free_bytes)} free`));
+  if (board.certificate_ends) {
+    const left = (at(board.certificate_ends) - now()) / 86400;
+    const kind = left < 0 ? "bad" : left < 30 ? "warn" : "";
+    const more = left < 0 ? ", ended" : left < 30 ? `, ${Math.floor(left)} days left` : "";
+    parts.push(h("span", { class: kind, title: board.certificate_ends }, `certificate until ${day(board.certificate_ends)}${more}`));
+  }
+  return parts.flatMap((part, i) => (i ? [" · ", part] : [part]));
 }
 
 async function drop(board) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import stat
 import threading
 from dataclasses import replace
@@ -76,6 +77,7 @@ def test_a_board_enrols_trains_and_delivers(scene: Scene) -> None:
     assert scene.federation.count("GetUpload") == 0
     hello = scene.federation.hellos[0]
     assert (hello.budget, hello.samples, hello.engine) == (4.0, 60, "native (test)")
+    assert 0 < hello.free_bytes <= shutil.disk_usage(scene.folder).total
     assert stat.S_IMODE((scene.folder / "identity.json").stat().st_mode) == 0o600
     assert stat.S_IMODE(scene.folder.stat().st_mode) == 0o700
     assert list((scene.folder / "downloads").iterdir()) == []

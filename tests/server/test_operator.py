@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from fedmpq.cli.main import main
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
+from tests.waiting import until
 from tools.programs import FEDMPQ, Program, free_port
 
 Capture = pytest.CaptureFixture[str]
@@ -184,6 +186,33 @@ def test_a_revoked_board_is_refused_at_its_next_call(served: Served, ask: Ask) -
     code, message = refused(call)
     assert (code, "revoked" in message) == (grpc.StatusCode.UNAUTHENTICATED, True)
     assert not (served.state / "bundles" / "camera-4").exists()
+
+
+def test_when_a_board_was_last_here_and_what_it_showed(served: Served, ask: Ask) -> None:
+    ask("server", "bundle", "camera-6", "--days", "20")
+    metadata = served.enrol("camera-6")
+
+    def seen() -> dict[str, Any]:
+        return next(one for one in ask("status")["clients"] if one["name"] == "camera-6")
+
+    assert [seen()[name] for name in ("last_seen", "certificate_ends", "free_bytes")] == [None, None, None]
+    hello = pb.ListenRequest(
+        budget=4, samples=10, version="1", engine="none", answers=True, free_bytes=7_000_000
+    )
+    stream = served.stub("camera-6").Listen(hello, metadata=metadata)
+    assert next(stream).WhichOneof("event") == "welcome"
+    here = until(lambda: facts if (facts := seen())["connected"] else None)
+    assert here is not None
+    ends = datetime.fromisoformat(here["certificate_ends"].replace("Z", "+00:00"))
+    assert 19 <= (ends - datetime.now(timezone.utc)).total_seconds() / 86400 <= 20
+    assert here["free_bytes"] == 7_000_000
+    stream.cancel()
+    gone = until(lambda: None if (facts := seen())["connected"] else facts)
+    assert gone is not None
+    assert gone["last_seen"] <= until(lambda: ask("status")["time"])
+    assert (gone["certificate_ends"], gone["free_bytes"]) == (here["certificate_ends"], 7_000_000)
+    assert "client disconnected client=camera-6 reason=gone" in served.program.log.read_text()
+    ask("server", "revoke", "camera-6")
 
 
 def test_no_one_is_let_in_without_an_identity(served: Served, ask: Ask) -> None:

@@ -115,7 +115,7 @@ class RoundMetrics(_message.Message):
     def __init__(self, round: _Optional[int] = ..., deployed_accuracy: _Optional[_Mapping[str, float]] = ..., mean_deployed_accuracy: _Optional[float] = ..., measured_by: _Optional[str] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., updates: _Optional[int] = ..., rejected: _Optional[int] = ..., cut: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bit_widths: _Optional[bytes] = ..., calibrated_by: _Optional[int] = ..., calibrated_on: _Optional[str] = ..., metric: _Optional[str] = ..., others: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy", "reason", "max_samples", "max_budget", "last_seen", "certificate_ends")
+    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy", "reason", "max_samples", "max_budget", "last_seen", "certificate_ends", "free_bytes")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class ClientStatus(_message.Message):
     MAX_BUDGET_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     name: str
     client: int
@@ -152,7 +153,8 @@ class ClientStatus(_message.Message):
     max_budget: float
     last_seen: _timestamp_pb2.Timestamp
     certificate_ends: _timestamp_pb2.Timestamp
-    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ..., reason: _Optional[str] = ..., max_samples: _Optional[int] = ..., max_budget: _Optional[float] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., certificate_ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ..., reason: _Optional[str] = ..., max_samples: _Optional[int] = ..., max_budget: _Optional[float] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., certificate_ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class StartRunRequest(_message.Message):
     __slots__ = ("config", "folder")

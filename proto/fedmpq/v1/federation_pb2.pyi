@@ -36,7 +36,7 @@ class EnrollResponse(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class ListenRequest(_message.Message):
-    __slots__ = ("budget", "samples", "version", "engine", "answers", "low", "high")
+    __slots__ = ("budget", "samples", "version", "engine", "answers", "low", "high", "free_bytes")
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class ListenRequest(_message.Message):
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     budget: float
     samples: int
     version: str
@@ -51,7 +52,8 @@ class ListenRequest(_message.Message):
     answers: bool
     low: _containers.RepeatedScalarFieldContainer[float]
     high: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., answers: bool = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., answers: bool = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("welcome", "run", "assignment", "cancelled", "run_ended")
