@@ -14,6 +14,7 @@ import pytest
 from fedmpq.cli import (
     client_command,
     dashboard_command,
+    doctor_command,
     history_command,
     runs_command,
     server_command,
@@ -80,6 +81,7 @@ def test_every_option_that_is_named_exists() -> None:
         history_command,
         runs_command,
         client_command,
+        doctor_command,
         split_command,
     )
     known = {"--upgrade", "--system", "--home-dir", "--shell", "--now"}  # of pip, useradd and systemctl
