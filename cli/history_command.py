@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    told = _told(arguments.run, arguments.state)
+    told = told_of(arguments.run, arguments.state)
     if not told.history:
         raise HistoryError(f"run {told.name!r} has not merged a round yet")
     if arguments.format == "png":
@@ -78,7 +78,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _told(run: str | None, state: Path) -> Told:
+def told_of(run: str | None, state: Path) -> Told:
+    """The history of a server's run, by its name or its server's folder, or of a simulation's folder."""
     from fedmpq.lab.round_log import LOG_NAME
 
     folder = None if run is None else Path(run).expanduser()

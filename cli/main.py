@@ -49,6 +49,7 @@ COMMANDS = {
     "dashboard": Entry(
         "fedmpq.cli.dashboard_command", "dashboard,server", "runs in the browser, live while they go on"
     ),
+    "track": Entry("fedmpq.cli.track_command", "server,tracking", "a run's rounds for TensorBoard or MLflow"),
     "runs": Entry("fedmpq.cli.runs_command", "server", "list, start, pause, resume, abort and change runs"),
     "client": Entry("fedmpq.cli.client_command", "edge", "take part in a federation with this device"),
     "export": Entry(

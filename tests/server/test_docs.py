@@ -20,6 +20,7 @@ from fedmpq.cli import (
     server_command,
     split_command,
     status_command,
+    track_command,
 )
 from fedmpq.cli.security_commands import ACTIONS
 from fedmpq.server import certificates, tokens
@@ -82,6 +83,7 @@ def test_every_option_that_is_named_exists() -> None:
         runs_command,
         client_command,
         doctor_command,
+        track_command,
         split_command,
     )
     known = {"--upgrade", "--system", "--home-dir", "--shell", "--now"}  # of pip, useradd and systemctl
