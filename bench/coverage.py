@@ -119,8 +119,19 @@ def table(sizes: Mapping[str, int], found: Found) -> str:
             for stage, each in facts.items()
             if each is not None and "error" in each
         ]
-    told = f"**{whole} of {len(sizes)}** trace, train and export verified to both runtimes."
+    told = (
+        f"**{whole} of {len(sizes)}** trace, train and export verified to both runtimes.{_load(sizes, found)}"
+    )
     return "\n\n".join(part for part in (told, "\n".join(lines), "\n".join(refusals)) if part)
+
+
+def _load(sizes: Mapping[str, int], found: Found) -> str:
+    """How busy the machine was, which speeds depend on."""
+    stages = [found.get(name, size, stage) for name, size in sizes.items() for stage in STAGES]
+    loads = [each["load_average"] for each in stages if each is not None and "load_average" in each]
+    if not loads:
+        return ""
+    return f" The machine's load average was {min(loads):.1f} to {max(loads):.1f} meanwhile."
 
 
 def _cells(name: str, size: int, facts: Mapping[str, Facts | None]) -> list[str]:

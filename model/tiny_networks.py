@@ -44,18 +44,18 @@ def mobilenet_v1_025(*, classes: int, channels: int) -> torch.nn.Module:
 
 
 def autoencoder(*, classes: int, channels: int) -> torch.nn.Module:
-    """Anomaly detection: `channels` features, 640 in MLPerf Tiny, through a bottleneck of 8 and back.
+    """Anomaly detection: 640 values, or as many as the data have, through a bottleneck of 8 and back.
 
-    It gives as many values as it takes, so `classes` says nothing to it.
+    In the task `reconstruction` `classes` is the number of values; `channels` says nothing about it.
     """
     from torch import nn
 
     parts: list[nn.Module] = [nn.Flatten()]
-    width = channels
+    width = classes
     for outputs in _AUTOENCODER_WIDTHS:
         parts += [nn.Linear(width, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU()]
         width = outputs
-    return nn.Sequential(*parts, nn.Linear(width, channels))
+    return nn.Sequential(*parts, nn.Linear(width, classes))
 
 
 def inertial_cnn(*, classes: int, channels: int) -> torch.nn.Module:
@@ -79,7 +79,8 @@ def _layer(convolution: torch.nn.Conv2d) -> list[torch.nn.Module]:
     """A convolution as He et al. (2015) begin it, with BatchNorm and ReLU."""
     from torch import nn
 
-    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    # By inputs: counted by outputs, torch takes a depthwise convolution for one of all channels.
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")
     return [convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU()]
 
 

@@ -18,8 +18,9 @@ TRAINED: dict[str, Any] = {
     "native_loss": 2.25,
     "torch_loss": 2.5,
     "speedup": 1.75,
+    "load_average": 1.0,
 }
-EXPORTED: dict[str, Any] = {"file_bytes": 500, "speedup": 3.0}
+EXPORTED: dict[str, Any] = {"file_bytes": 500, "speedup": 3.0, "load_average": 2.5}
 
 
 def test_the_table_tells_what_is_whole_what_was_refused_and_what_was_not_tried(tmp_path: Path) -> None:
@@ -33,7 +34,10 @@ def test_the_table_tells_what_is_whole_what_was_refused_and_what_was_not_tried(t
         for stage, facts in stages.items():
             found.put(name, 64, stage, facts)
     lines = coverage.table(dict.fromkeys(("alexnet", "vgg11", "resnet18", "swin_t"), 64), found).splitlines()
-    assert lines[0] == "**1 of 4** trace, train and export verified to both runtimes."
+    assert lines[0] == (
+        "**1 of 4** trace, train and export verified to both runtimes."
+        " The machine's load average was 1.0 to 2.5 meanwhile."
+    )
     assert lines[4:8] == [
         "| `alexnet` | 64 | 1,000 | 3 | 2.2500, 2.5000 | 1.75 | 12.5%, 3.00 | 12.5%, 3.00 |",
         "| `vgg11` | 64 | 1,000 | 3 | 2.2500, 2.5000 | 1.75 | 12.5%, 3.00 | no |",
