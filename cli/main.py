@@ -51,6 +51,9 @@ COMMANDS = {
     ),
     "track": Entry("fedmpq.cli.track_command", "server,tracking", "a run's rounds for TensorBoard or MLflow"),
     "runs": Entry("fedmpq.cli.runs_command", "server", "list, start, pause, resume, abort and change runs"),
+    "rollout": Entry(
+        "fedmpq.cli.rollout_command", "server", "give boards a new model in stages; who runs what"
+    ),
     "client": Entry("fedmpq.cli.client_command", "edge", "take part in a federation with this device"),
     "export": Entry(
         "fedmpq.cli.export_command", "export,lab,server", "models for ONNX Runtime and ExecuTorch"

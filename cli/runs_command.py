@@ -77,7 +77,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     settings, defaults = _settings(arguments.settings)
     with administration(state) as server:
         if arguments.verb == "set":
-            run_id = _run_id(server, arguments.target)
+            run_id = run_id_of(server, arguments.target)
             request = pb.SetRunRequest(run_id=run_id, settings=settings, defaults=defaults)
             run = server.SetRun(request, timeout=CALL_SECONDS)
         else:
@@ -125,7 +125,7 @@ def _change(server: Administration, verb: str, target: str | None) -> pb.RunStat
         request = pb.StartRunRequest(config=_named_config(path), folder=str(path.resolve().parent))
         return server.StartRun(request, timeout=START_SECONDS)
     call = {"pause": server.PauseRun, "resume": server.ResumeRun, "abort": server.AbortRun}[verb]
-    return call(pb.RunRequest(run_id=_run_id(server, target)), timeout=CALL_SECONDS)
+    return call(pb.RunRequest(run_id=run_id_of(server, target)), timeout=CALL_SECONDS)
 
 
 def _settings(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -161,7 +161,7 @@ def _named_config(path: Path) -> str:
     return text if named else f"name = {json.dumps(path.stem)}\n{text}"
 
 
-def _run_id(server: Administration, target: str | None) -> str:
+def run_id_of(server: Administration, target: str | None) -> str:
     """Of the run whose id, name or beginning of the id `target` is; None: the run at work."""
     if target is None:
         status = server.GetStatus(pb.GetStatusRequest(), timeout=CALL_SECONDS)

@@ -35,6 +35,7 @@ class Federation(Protocol):
     Decline: grpc.aio.UnaryUnaryMultiCallable[pb.DeclineRequest, pb.DeclineResponse]
     Upload: grpc.aio.StreamUnaryMultiCallable[pb.UploadRequest, pb.Receipt]
     GetModel: grpc.aio.UnaryUnaryMultiCallable[pb.GetModelRequest, pb.ModelOffer]
+    ReportModel: grpc.aio.UnaryUnaryMultiCallable[pb.ReportModelRequest, pb.ReportModelResponse]
 
 
 def federation(channel: grpc.aio.Channel) -> Federation:

@@ -47,6 +47,10 @@ class Administration(Protocol):
     ResumeRun: grpc.UnaryUnaryMultiCallable[pb.RunRequest, pb.RunStatus]
     AbortRun: grpc.UnaryUnaryMultiCallable[pb.RunRequest, pb.RunStatus]
     SetRun: grpc.UnaryUnaryMultiCallable[pb.SetRunRequest, pb.RunStatus]
+    StartRollout: grpc.UnaryUnaryMultiCallable[pb.StartRolloutRequest, pb.ReleaseStatus]
+    GetRollouts: grpc.UnaryUnaryMultiCallable[pb.GetRolloutsRequest, pb.RolloutsStatus]
+    RollBack: grpc.UnaryUnaryMultiCallable[pb.RunRequest, pb.ReleaseStatus]
+    PinBoard: grpc.UnaryUnaryMultiCallable[pb.PinBoardRequest, pb.RolloutsStatus]
 
 
 @contextmanager

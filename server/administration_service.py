@@ -14,6 +14,7 @@ from fedmpq.proto import administration_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.refusals import Context, answering, refuse
+from fedmpq.server.rollout_calls import FAILED, RolloutCalls
 from fedmpq.server.run_config import ConfigError, RunConfig, parse_config
 from fedmpq.server.store.errors import StoreError, StoreFailed, UnknownRun
 from fedmpq.server.store.records import Run
@@ -21,13 +22,11 @@ from fedmpq.server.stored_status import client_status, run_status, stored_run, s
 
 STATUS_SECONDS = 0.25
 """Between two messages of a watch."""
-FAILED = grpc.StatusCode.ABORTED
-"""A database that fails; UNAVAILABLE would mean that no server runs."""
 Queue = Callable[[RunConfig], Awaitable[Run]]
 """Puts a run at the end of the queue, or raises ConfigError."""
 
 
-class AdministrationService(administration_pb2_grpc.AdministrationServicer):
+class AdministrationService(RolloutCalls, administration_pb2_grpc.AdministrationServicer):
     def __init__(self, coordinator: Coordinator, queue: Queue) -> None:
         self._coordinator = coordinator
         self._store = coordinator.store

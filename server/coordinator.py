@@ -25,6 +25,7 @@ from fedmpq.server.final_exports import FinalExports
 from fedmpq.server.going_on import GoingOn, tell_held
 from fedmpq.server.readiness import describe, mark_declined
 from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopped, Tally
+from fedmpq.server.rollouts import Rollouts
 from fedmpq.server.round_events import run_ended
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_opening import open_next, take_up
@@ -52,12 +53,12 @@ class Coordinator:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store = store
-        self.blobs = blobs
+        self.store, self.blobs = store, blobs
         self.outgoing = outgoing
         self.connections = connections
         self.exports = exports
         self.uploads = uploads
+        self.rollouts = Rollouts(store, exports, clock)
         self.active: ActiveRun | None = None
         """The run at work; None: there is none."""
         self.round: RoundInProgress | None = None
@@ -254,7 +255,7 @@ class Coordinator:
             self.round.cancel(self.round.stored.seats_in("selected"), "the run was aborted")
         self.active = self.round = None
         await self._tidy_uploads()
-        await self.exports.tidy(run, self.outgoing)
+        await self.exports.tidy(run, self.outgoing, self.store.released_rounds)
         await self._owe_farewells()
         self._farewells.tell_connected()
         await self._resources.persist(self._resources.sweep)

@@ -37,7 +37,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from fedmpq.server.store.errors import StoreFailed
 
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10
@@ -210,6 +210,64 @@ thrown_out = Table(
     Column("struck", Boolean, nullable=False),
     Column("time", Double, nullable=False),
     ForeignKeyConstraint(["run_id", "client"], ["members.run_id", "members.client"]),
+)
+
+# Versions of models that boards are to run, numbered through all runs.
+releases = Table(
+    "releases",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("run_id", String(32), ForeignKey("runs.run_id"), nullable=False),
+    Column("round", Integer, nullable=False),
+    # SHA-256 of every verified file, in hex, by format; as JSON.
+    Column("files", Text, nullable=False),
+    # canary, full, rolled_back or superseded.
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    # Ids of the clients that get it first, as JSON.
+    Column("canary", Text, nullable=False),
+    # The share of errors above which it is rolled back.
+    Column("max_errors", Double, nullable=False),
+    # Seconds that each of them must report it as good for.
+    Column("soak", Double, nullable=False),
+    Column("created", Double, nullable=False),
+    # When it got its state.
+    Column("changed", Double, nullable=False),
+)
+# One canary and one full version to a run, whatever a bug in the server may try.
+for _state in ("canary", "full"):
+    Index(
+        f"release_{_state}",
+        releases.c.run_id,
+        unique=True,
+        sqlite_where=releases.c.state == _state,
+        postgresql_where=releases.c.state == _state,
+    )
+
+# What each client was offered of a version, and what it has said of it.
+installations = Table(
+    "installations",
+    metadata,
+    Column("version", Integer, ForeignKey("releases.version"), primary_key=True, autoincrement=False),
+    Column("client_id", String(32), ForeignKey("clients.client_id"), primary_key=True),
+    Column("format", Text, primary_key=True),
+    # Whether it is the one that the client runs, as far as it has said.
+    Column("running", Boolean, nullable=False),
+    Column("offered", Double, nullable=False),
+    Column("ok", BigInteger, nullable=False),
+    Column("errors", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    # Of the reports without an interruption by an error: when the first came; NULL: the last was none such.
+    Column("good_since", Double),
+    # When the last report came; NULL: none has.
+    Column("reported", Double),
+)
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("client_id", String(32), ForeignKey("clients.client_id"), primary_key=True),
+    Column("version", Integer, ForeignKey("releases.version"), nullable=False),
 )
 
 # Names of all blobs that were put, from before that until after they are deleted. No other is ever deleted.

@@ -33,7 +33,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 find_target(spec)
         else:
             target = find_target(arguments.target)
-            stored = read_stored_run(StateFolder(arguments.state), arguments.run, arguments.blobs)
+            stored = read_stored_run(
+                StateFolder(arguments.state), arguments.run, arguments.blobs, arguments.round
+            )
             export_run(stored, target, arguments.out)
     except ModuleNotFoundError as error:
         return _fail(f'{error.name!r} is not installed; install it: pip install "fedmpq[export]"')
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--state", type=Path, required=True, help="the server's folder")
     make.add_argument("--run", required=True, help="the run's id")
     make.add_argument("--blobs", required=True, help="where payloads are kept")
+    make.add_argument("--round", type=int, metavar="N", help="whose model it is (default: the newest)")
     make.add_argument("--target", required=True, help="an export target's name, or package.module:Class")
     make.add_argument("--out", type=Path, required=True, help="the folder to write to")
     return parser

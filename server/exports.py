@@ -3,7 +3,8 @@
     exports/RUN_ID-ROUND-FORMAT/     NAME.onnx, NAME.onnx.json, ... one for each distinct model
 
 A folder gets its name when everything in it is done. FORMAT is an export target's name, or `module:Class`.
-Of each run the newest model's folders stay, and those of earlier rounds that boards are at.
+Of each run the newest model's folders stay, those of earlier rounds that boards are at, and those of versions
+that are rolled out.
 
 Exporting needs torch, onnx and their runtimes; the server itself loads none of them.
 """
@@ -15,7 +16,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,20 +59,31 @@ class Exports:
         self._blobs = blobs
         self._folder = state / "exports"
         self._turn = asyncio.Lock()
+        self._claimed: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
     def has(self, run: Run, wanted: str) -> bool:
         """Whether the files of the run's newest model in this format are made."""
         return self._folder_of(run, wanted).exists()
 
     def _folder_of(self, run: Run, wanted: str) -> Path:
-        return self._folder / f"{run.run_id}-{run.ready}-{wanted}"
+        return self._folder_at(run, run.ready, wanted)
 
-    async def make(self, run: Run, wanted: str) -> list[ModelFile]:
-        """The files of the run's newest model in this format, made now if they are not there yet."""
-        folder = self._folder_of(run, wanted)
+    def _folder_at(self, run: Run, number: int, wanted: str) -> Path:
+        return self._folder / f"{run.run_id}-{number}-{wanted}"
+
+    async def make(self, run: Run, wanted: str, number: int | None = None) -> list[ModelFile]:
+        """The files of the run's newest model in this format, or of the model of round `number`, made now if
+        they are not there yet."""
+        number = run.ready if number is None else number
+        folder = self._folder_at(run, number, wanted)
         async with self._turn:
             if not folder.exists():
-                await self._export(run, wanted, folder)
+                await self._export(run, number, wanted, folder)
+        return await asyncio.to_thread(_read, folder)
+
+    async def made(self, run: Run, number: int, wanted: str) -> list[ModelFile]:
+        """Files that were made before; none if they are gone."""
+        folder = self._folder_at(run, number, wanted)
         return await asyncio.to_thread(_read, folder)
 
     async def model_of(self, run: Run, client: int, wanted: str) -> ModelFile:
@@ -80,15 +94,16 @@ class Exports:
             raise ExportFailed(f"the export of run {run.name!r} has no model for client {client}")
         return file
 
-    async def tidy(self, run: Run, outgoing: Outgoing) -> None:
-        """Files of the run's earlier models go, but for those that are being downloaded, and for the newest
-        `KEPT_OFFERS` of those that were offered just now."""
+    async def tidy(self, run: Run, outgoing: Outgoing, released: Callable[[str], Collection[int]]) -> None:
+        """Files of the run's earlier models go, but for those of the rounds that are `released`, those that
+        are being downloaded, and the newest `KEPT_OFFERS` of those that were offered just now."""
         async with self._turn:
-            await asyncio.to_thread(self._tidy, run, outgoing)
+            await asyncio.to_thread(self._tidy, run, outgoing, released)
 
-    def _tidy(self, run: Run, outgoing: Outgoing) -> None:
+    def _tidy(self, run: Run, outgoing: Outgoing, released: Callable[[str], Collection[int]]) -> None:
         rounds = {path: _round_of(path.name) for path in self._folder.glob(f"{run.run_id}-*-*")}
-        earlier = [path for path, number in rounds.items() if number < run.ready]
+        kept = {run.ready, *self._claimed[run.run_id], *released(run.run_id)} if rounds else set()
+        earlier = [path for path, number in rounds.items() if number < run.ready and number not in kept]
         offers = 0
         for folder in sorted(earlier, key=rounds.__getitem__, reverse=True):
             use = outgoing.use_of(folder)
@@ -103,14 +118,24 @@ class Exports:
         for left in self._folder.glob(f".{run.run_id}-*.partial"):
             shutil.rmtree(left, ignore_errors=True)
 
-    async def _export(self, run: Run, wanted: str, folder: Path) -> None:
+    @contextmanager
+    def claimed(self, run: Run, number: int) -> Iterator[None]:
+        """Files of this round stay while they are made into a version that is not stored yet."""
+        self._claimed[run.run_id][number] += 1
+        try:
+            yield
+        finally:
+            self._claimed[run.run_id][number] -= 1
+            self._claimed[run.run_id] += Counter()
+
+    async def _export(self, run: Run, number: int, wanted: str, folder: Path) -> None:
         for left in self._folder.glob(f".{folder.name}.*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         # A name of its own: a killed server's export may still be writing to the one it was given.
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         await _exporter(
             *("make", "--state", str(self._state), "--run", run.run_id, "--blobs", self._blobs),
-            *("--target", wanted, "--out", str(partial)),
+            *("--round", str(number), "--target", wanted, "--out", str(partial)),
         )
         partial.replace(folder)
         flush(folder.parent)

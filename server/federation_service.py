@@ -18,14 +18,13 @@ from fedmpq.data.dataset import DataError
 from fedmpq.data.value_range import ValueRange
 from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message
 from fedmpq.model.calibration import MIN_SAMPLES
-from fedmpq.model.export_formats import FORMATS
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.authentication import authenticate, certificate_ends
 from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
-from fedmpq.server.exports import ExportFailed
+from fedmpq.server.model_calls import ModelCalls
 from fedmpq.server.rate_limit import address_of
 from fedmpq.server.readiness import mark_ready
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
@@ -33,7 +32,6 @@ from fedmpq.server.store.records import Client, RoundAddress
 from fedmpq.server.transfer_queue import Transfer, TransferQueue
 from fedmpq.server.upload_calls import UploadCalls
 from fedmpq.system.logs import say
-from fedmpq.system.named_object import is_path
 
 log = logging.getLogger("fedmpq.server")
 
@@ -59,11 +57,11 @@ _CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
 class FederationService(federation_pb2_grpc.FederationServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._exports = coordinator.exports
         self._store = coordinator.store
         self._enrolment = EnrolmentCalls(coordinator.store)
         self._downloads: Counter[str] = Counter()
         self._transfers = TransferQueue(TRANSFERS_AT_ONCE)
+        self._models = ModelCalls(coordinator)
         self._uploads = UploadCalls(coordinator, self._transfers)
         self._welcome = pb.Event(
             welcome=pb.Welcome(server_version=version("fedmpq"), chunk_bytes=CHUNK_BYTES)
@@ -182,39 +180,13 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelOffer:
         async with answering(context):
             client = await authenticate(context, self._store)
-            if request.format not in FORMATS and not is_path(request.format):
-                await refuse_argument(
-                    context, f"a model's format is one of {', '.join(FORMATS)}, or the run's own"
-                )
-            part = await asyncio.to_thread(self._store.latest_part, client.client_id)
-            if part is None:
-                await refuse(
-                    context,
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    "this client is in no run that has a model to hand out yet",
-                )
-            run, number = part
-            # Only the operator names code to be loaded, in the run's settings; a board cannot.
-            if request.format not in FORMATS and request.format not in run.config.get("export", ()):
-                await refuse_argument(context, f"run {run.name!r} does not export to {request.format!r}")
-            try:
-                file = await self._exports.model_of(run, number, request.format)
-            except ExportFailed as error:
-                await refuse(
-                    context, grpc.StatusCode.FAILED_PRECONDITION, f"the server cannot export: {error}"
-                )
-            outgoing = self._coordinator.outgoing
-            outgoing.lend(file.name, file.path)
-            await self._exports.tidy(run, outgoing)
-            if (size := await asyncio.to_thread(outgoing.size, file.name)) is None:
-                message = "the model was replaced by a newer one just now: retry"
-                await refuse(context, grpc.StatusCode.UNAVAILABLE, message)
-            return pb.ModelOffer(
-                payload=file.name,
-                payload_bytes=size,
-                file_name=f"{client.name}{file.suffix}",
-                card=file.card,
-            )
+            return await self._models.offer(client, request.format, context)
+
+    async def ReportModel(self, request: pb.ReportModelRequest, context: Context) -> pb.ReportModelResponse:
+        async with answering(context):
+            client = await authenticate(context, self._store)
+            await self._models.report(client, request, _words(request.reason, MAX_REASON), context)
+            return pb.ReportModelResponse()
 
     # Ready and Decline
 

@@ -51,17 +51,20 @@ class StoredRun:
         return load_test_data(self.config, form, self.run.class_names)
 
 
-def read_stored_run(state: StateFolder, name: str | None = None, blobs: str | None = None) -> StoredRun:
+def read_stored_run(
+    state: StateFolder, name: str | None = None, blobs: str | None = None, number: int | None = None
+) -> StoredRun:
     """The run of that name or id in the folder; without a name the newest that has a model to show.
 
-    `blobs` says where payloads are, if not where the server had them last.
+    `blobs` says where payloads are, if not where the server had them last. The model is the newest that can
+    be handed out, or that of round `number`.
     """
     state.require()
     store = open_store(state.database_url())
     try:
         run = find_run(store, state.path, name)
         place = place_of_blobs(store, blobs, state.blobs)
-        return _read(store, open_blobs(place, make=False), run)
+        return _read(store, open_blobs(place, make=False), run, run.ready if number is None else number)
     finally:
         store.close()
 
@@ -99,17 +102,25 @@ def find_run(store: Store, path: Path, name: str | None) -> Run:
     return runs[0]
 
 
-def _read(store: Store, blobs: Blobs, run: Run) -> StoredRun:
-    handed_out = store.round(run.run_id, run.ready) if run.ready else None
-    if handed_out is None or handed_out.model is None:
+def _read(store: Store, blobs: Blobs, run: Run, number: int) -> StoredRun:
+    handed_out = store.round(run.run_id, number) if 1 <= number <= run.ready else None
+    if handed_out is None or (number == run.ready and handed_out.model is None):
         raise StoredRunError(_not_ready(run))
-    graph = Graph.from_bytes(blobs.read(run.graph))
     config = make_config(run.config)
+    # Without its statistics, or undone because of them, a model is not handed out.
+    measured = not config.calibrates or config.calibrates_after(number)
+    ready = number == run.ready or (measured and "undone" not in handed_out.metrics)
+    if handed_out.model is None or not ready:
+        raise StoredRunError(
+            f"run {run.name!r} has no model of round {number} to hand out any more, or never had: take round "
+            f"{run.ready}, or keep more with keep_models in its settings"
+        )
+    graph = Graph.from_bytes(blobs.read(run.graph))
     members = store.members(run.run_id)
     names = {client.client_id: client.name for client in store.list_clients(revoked=True)}
     stored = unpack_model(graph, blobs.read(handed_out.model))
     widths = tuple(handed_out.metrics["bit_widths"])
-    model = stored.after(run.ready, widths, tuple(m.record for m in members))
+    model = stored.after(number, widths, tuple(m.record for m in members))
     method = served_method(config, graph)
     client_names = {m.client: names[m.client_id] for m in members}
     value_range = stored_range(store, run.run_id, config)

@@ -31,6 +31,14 @@ class UnknownRound(StoreError):
     """A round that has not begun."""
 
 
+class UnknownRelease(StoreError):
+    """No version of that number, or none that the client was offered."""
+
+
+class NoVersion(StoreError):
+    """The client's run is rolled out in versions, and none of them is for this client now."""
+
+
 class StoreFailed(OSError):
     """The database cannot be reached or written to. If it broke off while it stored something, that may have
     happened or not; reading the facts again tells."""

@@ -15,7 +15,10 @@ from fedmpq.server.store.records import (
     CalibrationCommit,
     CalibrationRound,
     Client,
+    Installation,
     Member,
+    ModelReport,
+    Release,
     Round,
     RoundAddress,
     Run,
@@ -232,6 +235,60 @@ class FailedMerges(Protocol):
         """All of the run, the first one first."""
 
 
+class Releases(Protocol):
+    """Versions of models that boards are to run, who was offered them, and what boards say of them."""
+
+    def add_release(
+        self,
+        run_id: str,
+        number: int,
+        files: Mapping[str, Collection[str]],
+        share: float,
+        max_errors: float,
+        soak: float,
+        now: float,
+    ) -> Release:
+        """The next version: the model of round `number`, first for that share of the run's clients, one of
+        them at least. StoreError while another version of the run is in its canary."""
+
+    def list_releases(self) -> list[Release]:
+        """The newest first."""
+
+    def release(self, version: int) -> Release:
+        """The version, or UnknownRelease."""
+
+    def release_for(self, client_id: str) -> tuple[Release, int] | None:
+        """The version that the client is to have and its number in the run; None: no run of the client has
+        versions. NoVersion if they do and none is for this client now."""
+
+    def offer_release(self, client_id: str, version: int, wanted: str, now: float) -> None:
+        """The client is offered the version in that format; nothing changes if it was before."""
+
+    def report_model(self, client_id: str, report: ModelReport, now: float) -> Release | None:
+        """What a client says of a version that it was offered, or UnknownRelease. The version if that has
+        rolled it back or made it the one for every client."""
+
+    def roll_back(self, run_id: str, reason: str, now: float) -> Release:
+        """The run's canary, or else its full version, is taken back; in place of a full one the one before
+        it is for every client again."""
+
+    def installations(self) -> list[Installation]:
+        """All there are, the newest versions first."""
+
+    def pin(self, client_id: str, version: int) -> None:
+        """The client has that version, of a run it is in, until it is unpinned."""
+
+    def unpin(self, client_id: str) -> bool:
+        """False: it was not pinned."""
+
+    def pins(self) -> dict[str, int]:
+        """Versions by the clients that are pinned to them."""
+
+    def released_rounds(self, run_id: str) -> set[int]:
+        """Rounds whose model files stay: of the canary, the full version, the one before it and pinned
+        ones."""
+
+
 class OwnFacts(Protocol):
     """What the store knows of itself and of the blobs that belong to it."""
 
@@ -250,7 +307,7 @@ class OwnFacts(Protocol):
         """Blobs that are deleted."""
 
 
-class Store(Enrolment, Runs, Rounds, FailedMerges, OwnFacts, Protocol):
+class Store(Enrolment, Runs, Rounds, FailedMerges, Releases, OwnFacts, Protocol):
     """All the facts of one server."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ SeatState = Literal["selected", "updated", "rejected", "cut", "declined"]
 LEFT: tuple[SeatState, ...] = ("cut", "declined")
 """Of places that are free again; their clients may get one anew."""
 ENDED: tuple[RunState, ...] = ("finished", "aborted")
+ReleaseState = Literal["canary", "full", "rolled_back", "superseded"]
 
 
 @dataclass(frozen=True)
@@ -227,3 +228,60 @@ class TrainingCommit(Commit):
 @dataclass(frozen=True)
 class CalibrationCommit(Commit):
     """What the calibration of a merged round comes to: the same model with new statistics."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version of a run's model that boards are to run."""
+
+    version: int
+    """1 for the first of the server; runs share the numbers."""
+    run_id: str
+    round: int
+    files: Mapping[str, Collection[str]]
+    """SHA-256 in hex of every file that the exporter has verified, by format."""
+    state: ReleaseState
+    reason: str
+    """Why it is in its state."""
+    canary: frozenset[str]
+    """Ids of the clients that get it first."""
+    max_errors: float
+    """The share of errors, 0..1, above which it is rolled back."""
+    soak: float
+    """Seconds for which each client that was offered it must report it as good."""
+    created: float
+    changed: float
+    """When it got its state."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What a client was offered of a version, and what it has said of it."""
+
+    version: int
+    client_id: str
+    format: str
+    running: bool
+    """Whether the client runs it, as far as it has said."""
+    offered: float
+    ok: int = 0
+    errors: int = 0
+    reason: str = ""
+    """Of its last error."""
+    good_since: float | None = None
+    """When the first of its reports came that no error has followed; None: the last one told of an error, or
+    there is none."""
+    reported: float | None = None
+    """When the last report came."""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What a client says of a version: totals since it has it, so that one told twice counts once."""
+
+    version: int
+    format: str
+    ok: int
+    errors: int
+    reason: str
+    running: bool

@@ -10,11 +10,12 @@ from fedmpq.server.store.failed_merges import SqlFailedMerges
 from fedmpq.server.store.own_facts import SqlOwnFacts
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import ENDED
+from fedmpq.server.store.releases import SqlReleases
 from fedmpq.server.store.rounds import SqlRounds
 from fedmpq.server.store.runs import SqlRuns
 
 
-class SqlStore(SqlEnrolment, SqlRuns, SqlRounds, SqlFailedMerges, SqlOwnFacts):
+class SqlStore(SqlEnrolment, SqlRuns, SqlRounds, SqlFailedMerges, SqlReleases, SqlOwnFacts):
     """`Store` in one database."""
 
     def close(self) -> None:

@@ -165,7 +165,9 @@ def test_files_of_earlier_rounds_go_but_not_under_a_download(tmp_path: Path) -> 
                 whole += chunk.data
             assert whole == model_of(1)
             clock.now += 2 * OFFER_SECONDS
-            await server.coordinator.exports.tidy(server.store.run(run.run_id), server.coordinator.outgoing)
+            await server.coordinator.exports.tidy(
+                server.store.run(run.run_id), server.coordinator.outgoing, server.store.released_rounds
+            )
             assert exported(tmp_path) == [3]
             await client.close()
 
@@ -186,7 +188,7 @@ def test_the_number_of_folders_is_bounded(tmp_path: Path, away: float) -> None:
                 outgoing.lend(name, tmp_path / "exports" / f"{run.run_id}-{number}-onnx" / "client-0.onnx")
             with outgoing.reading(name):
                 clock.now += away
-                await exports.tidy(replace(run, ready=last + 1), outgoing)
+                await exports.tidy(replace(run, ready=last + 1), outgoing, server.store.released_rounds)
             kept = range(last - KEPT_OFFERS, last + 1) if away == 0 else range(0)
             assert exported(tmp_path) == list(kept)
 

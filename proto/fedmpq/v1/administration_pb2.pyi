@@ -189,3 +189,93 @@ class SetRunRequest(_message.Message):
     settings: str
     defaults: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, run_id: _Optional[str] = ..., settings: _Optional[str] = ..., defaults: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StartRolloutRequest(_message.Message):
+    __slots__ = ("run_id", "round", "canary", "max_errors", "soak_seconds", "formats")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    MAX_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    SOAK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FORMATS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round: int
+    canary: float
+    max_errors: float
+    soak_seconds: float
+    formats: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., canary: _Optional[float] = ..., max_errors: _Optional[float] = ..., soak_seconds: _Optional[float] = ..., formats: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetRolloutsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RolloutsStatus(_message.Message):
+    __slots__ = ("releases", "boards")
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    BOARDS_FIELD_NUMBER: _ClassVar[int]
+    releases: _containers.RepeatedCompositeFieldContainer[ReleaseStatus]
+    boards: _containers.RepeatedCompositeFieldContainer[BoardModel]
+    def __init__(self, releases: _Optional[_Iterable[_Union[ReleaseStatus, _Mapping]]] = ..., boards: _Optional[_Iterable[_Union[BoardModel, _Mapping]]] = ...) -> None: ...
+
+class ReleaseStatus(_message.Message):
+    __slots__ = ("version", "run", "round", "state", "reason", "formats", "canary", "good", "failed", "running", "max_errors", "soak_seconds", "created", "changed")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FORMATS_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    GOOD_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    SOAK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    run: str
+    round: int
+    state: str
+    reason: str
+    formats: _containers.RepeatedScalarFieldContainer[str]
+    canary: int
+    good: int
+    failed: int
+    running: int
+    max_errors: float
+    soak_seconds: float
+    created: _timestamp_pb2.Timestamp
+    changed: _timestamp_pb2.Timestamp
+    def __init__(self, version: _Optional[int] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., formats: _Optional[_Iterable[str]] = ..., canary: _Optional[int] = ..., good: _Optional[int] = ..., failed: _Optional[int] = ..., running: _Optional[int] = ..., max_errors: _Optional[float] = ..., soak_seconds: _Optional[float] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., changed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class BoardModel(_message.Message):
+    __slots__ = ("name", "format", "version", "wanted", "pinned", "ok", "errors", "reason", "reported")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    format: str
+    version: int
+    wanted: int
+    pinned: int
+    ok: int
+    errors: int
+    reason: str
+    reported: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., format: _Optional[str] = ..., version: _Optional[int] = ..., wanted: _Optional[int] = ..., pinned: _Optional[int] = ..., ok: _Optional[int] = ..., errors: _Optional[int] = ..., reason: _Optional[str] = ..., reported: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class PinBoardRequest(_message.Message):
+    __slots__ = ("name", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...

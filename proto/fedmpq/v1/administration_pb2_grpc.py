@@ -75,6 +75,26 @@ class AdministrationStub(object):
                 request_serializer=fedmpq_dot_v1_dot_administration__pb2.SetRunRequest.SerializeToString,
                 response_deserializer=fedmpq_dot_v1_dot_administration__pb2.RunStatus.FromString,
                 _registered_method=True)
+        self.StartRollout = channel.unary_unary(
+                '/fedmpq.v1.Administration/StartRollout',
+                request_serializer=fedmpq_dot_v1_dot_administration__pb2.StartRolloutRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_administration__pb2.ReleaseStatus.FromString,
+                _registered_method=True)
+        self.GetRollouts = channel.unary_unary(
+                '/fedmpq.v1.Administration/GetRollouts',
+                request_serializer=fedmpq_dot_v1_dot_administration__pb2.GetRolloutsRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_administration__pb2.RolloutsStatus.FromString,
+                _registered_method=True)
+        self.RollBack = channel.unary_unary(
+                '/fedmpq.v1.Administration/RollBack',
+                request_serializer=fedmpq_dot_v1_dot_administration__pb2.RunRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_administration__pb2.ReleaseStatus.FromString,
+                _registered_method=True)
+        self.PinBoard = channel.unary_unary(
+                '/fedmpq.v1.Administration/PinBoard',
+                request_serializer=fedmpq_dot_v1_dot_administration__pb2.PinBoardRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_administration__pb2.RolloutsStatus.FromString,
+                _registered_method=True)
 
 
 class AdministrationServicer(object):
@@ -137,6 +157,34 @@ class AdministrationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartRollout(self, request, context):
+        """Makes and verifies a model's files, and gives them to some boards as a new version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRollouts(self, request, context):
+        """All versions, and which board runs which.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBack(self, request, context):
+        """Takes the newest version of a run back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinBoard(self, request, context):
+        """Keeps a board at a version, or lets it go.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdministrationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +227,26 @@ def add_AdministrationServicer_to_server(servicer, server):
                     servicer.SetRun,
                     request_deserializer=fedmpq_dot_v1_dot_administration__pb2.SetRunRequest.FromString,
                     response_serializer=fedmpq_dot_v1_dot_administration__pb2.RunStatus.SerializeToString,
+            ),
+            'StartRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartRollout,
+                    request_deserializer=fedmpq_dot_v1_dot_administration__pb2.StartRolloutRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_administration__pb2.ReleaseStatus.SerializeToString,
+            ),
+            'GetRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRollouts,
+                    request_deserializer=fedmpq_dot_v1_dot_administration__pb2.GetRolloutsRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_administration__pb2.RolloutsStatus.SerializeToString,
+            ),
+            'RollBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBack,
+                    request_deserializer=fedmpq_dot_v1_dot_administration__pb2.RunRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_administration__pb2.ReleaseStatus.SerializeToString,
+            ),
+            'PinBoard': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinBoard,
+                    request_deserializer=fedmpq_dot_v1_dot_administration__pb2.PinBoardRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_administration__pb2.RolloutsStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +466,114 @@ class Administration(object):
             '/fedmpq.v1.Administration/SetRun',
             fedmpq_dot_v1_dot_administration__pb2.SetRunRequest.SerializeToString,
             fedmpq_dot_v1_dot_administration__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Administration/StartRollout',
+            fedmpq_dot_v1_dot_administration__pb2.StartRolloutRequest.SerializeToString,
+            fedmpq_dot_v1_dot_administration__pb2.ReleaseStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Administration/GetRollouts',
+            fedmpq_dot_v1_dot_administration__pb2.GetRolloutsRequest.SerializeToString,
+            fedmpq_dot_v1_dot_administration__pb2.RolloutsStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Administration/RollBack',
+            fedmpq_dot_v1_dot_administration__pb2.RunRequest.SerializeToString,
+            fedmpq_dot_v1_dot_administration__pb2.ReleaseStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinBoard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Administration/PinBoard',
+            fedmpq_dot_v1_dot_administration__pb2.PinBoardRequest.SerializeToString,
+            fedmpq_dot_v1_dot_administration__pb2.RolloutsStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -284,13 +284,37 @@ class GetModelRequest(_message.Message):
     def __init__(self, format: _Optional[str] = ...) -> None: ...
 
 class ModelOffer(_message.Message):
-    __slots__ = ("payload", "payload_bytes", "file_name", "card")
+    __slots__ = ("payload", "payload_bytes", "file_name", "card", "version", "ask_again_seconds")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     FILE_NAME_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ASK_AGAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     payload: bytes
     payload_bytes: int
     file_name: str
     card: str
-    def __init__(self, payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., file_name: _Optional[str] = ..., card: _Optional[str] = ...) -> None: ...
+    version: int
+    ask_again_seconds: int
+    def __init__(self, payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., file_name: _Optional[str] = ..., card: _Optional[str] = ..., version: _Optional[int] = ..., ask_again_seconds: _Optional[int] = ...) -> None: ...
+
+class ReportModelRequest(_message.Message):
+    __slots__ = ("version", "format", "ok", "errors", "reason", "running")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    format: str
+    ok: int
+    errors: int
+    reason: str
+    running: bool
+    def __init__(self, version: _Optional[int] = ..., format: _Optional[str] = ..., ok: _Optional[int] = ..., errors: _Optional[int] = ..., reason: _Optional[str] = ..., running: bool = ...) -> None: ...
+
+class ReportModelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

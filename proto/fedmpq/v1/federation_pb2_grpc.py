@@ -75,6 +75,11 @@ class FederationStub(object):
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=fedmpq_dot_v1_dot_federation__pb2.ModelOffer.FromString,
                 _registered_method=True)
+        self.ReportModel = channel.unary_unary(
+                '/fedmpq.v1.Federation/ReportModel',
+                request_serializer=fedmpq_dot_v1_dot_federation__pb2.ReportModelRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_federation__pb2.ReportModelResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServicer(object):
@@ -135,6 +140,15 @@ class FederationServicer(object):
 
     def GetModel(self, request, context):
         """The client's own model, as a file that an inference runtime loads; the server makes it if it has not yet.
+        Where the operator rolls models out in versions, it is the version that this client is to have; while there is none
+        for it, FAILED_PRECONDITION with "retry-after".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportModel(self, request, context):
+        """Says how a version that this client was offered does on it. Errors of the first clients take the version back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +196,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.FromString,
                     response_serializer=fedmpq_dot_v1_dot_federation__pb2.ModelOffer.SerializeToString,
+            ),
+            'ReportModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportModel,
+                    request_deserializer=fedmpq_dot_v1_dot_federation__pb2.ReportModelRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_federation__pb2.ReportModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -401,6 +420,33 @@ class Federation(object):
             '/fedmpq.v1.Federation/GetModel',
             fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
             fedmpq_dot_v1_dot_federation__pb2.ModelOffer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Federation/ReportModel',
+            fedmpq_dot_v1_dot_federation__pb2.ReportModelRequest.SerializeToString,
+            fedmpq_dot_v1_dot_federation__pb2.ReportModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
