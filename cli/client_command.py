@@ -21,12 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  fedmpq client --server 192.168.1.10:8470 --budget 4 --data ~/photos --bundle ~/board-1\n"
         "  fedmpq client --server localhost:8470 --budget 2 --data client-0.npz --token-file token\n"
-        "  fedmpq client --server 192.168.1.10:8470 --bundle ~/board-1 --fetch-model onnx -o models"
+        "  fedmpq client --server 192.168.1.10:8470 --bundle ~/board-1 --fetch-model onnx -o models\n"
+        "  fedmpq client --server 192.168.1.10:8470 --bundle ~/board-1 --fetch-model onnx --follow -o models"
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_required(parser)
     _add_security(parser)
     _add_behaviour(parser)
+    _add_models(parser)
 
 
 def _add_required(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +107,21 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
         help="seconds that training a round may take (default: a day); one that takes longer is refused",
     )
     group.add_argument("--exit-when-done", action="store_true", help="end with the run")
+    group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
+    for name, default, what in (
+        ("retry-least", 1.0, "first pause before connecting again, in seconds"),
+        ("retry-most", 60.0, "longest pause"),
+        ("stall", 30.0, "a transfer that does not move for so many seconds begins again"),
+        ("keepalive", 60.0, "seconds of silence after which the connection is checked"),
+        ("keepalive-timeout", 20.0, "seconds until an unanswered check means that it is dead"),
+    ):
+        group.add_argument(
+            f"--{name}", type=_seconds, default=default, metavar="S", help=f"{what} (default: {default:g})"
+        )
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
     group.add_argument(
         "--fetch-model",
         type=_format,
@@ -119,17 +136,24 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where --fetch-model puts it (default: here)",
     )
-    group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
-    for name, default, what in (
-        ("retry-least", 1.0, "first pause before connecting again, in seconds"),
-        ("retry-most", 60.0, "longest pause"),
-        ("stall", 30.0, "a transfer that does not move for so many seconds begins again"),
-        ("keepalive", 60.0, "seconds of silence after which the connection is checked"),
-        ("keepalive-timeout", 20.0, "seconds until an unanswered check means that it is dead"),
-    ):
-        group.add_argument(
-            f"--{name}", type=_seconds, default=default, metavar="S", help=f"{what} (default: {default:g})"
-        )
+    group.add_argument(
+        "--follow",
+        action="store_true",
+        help="with --fetch-model: keep on, switch to each new version once it has passed a check here, and "
+        "report how it does",
+    )
+    group.add_argument(
+        "--every",
+        type=_seconds,
+        metavar="S",
+        help="with --follow: seconds between two questions (default: as the server says)",
+    )
+    group.add_argument(
+        "--check",
+        metavar="COMMAND",
+        help="with --follow: run with a model's path, exit code 0 means good (default: its hash, and that "
+        "ONNX Runtime computes with it where that is installed)",
+    )
 
 
 def run_command(arguments: argparse.Namespace) -> int:

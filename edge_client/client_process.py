@@ -23,6 +23,7 @@ from fedmpq.edge_client.board_data import NamedData
 from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, make_endpoint, read_keys
 from fedmpq.edge_client.disk_space import full_words, is_full
 from fedmpq.edge_client.fetch_model import fetch_model
+from fedmpq.edge_client.follow_model import Following, follow_model
 from fedmpq.edge_client.identity import FILE_NAME, checked_name
 from fedmpq.edge_client.limits import Limits
 from fedmpq.edge_client.refusals import last_words
@@ -55,6 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     log_sentences(log, arguments.log_format)
     endpoint = _endpoint(arguments)
     settings = _settings(arguments)
+    for option in ("follow", "check", "every"):
+        if getattr(arguments, option) and (arguments.fetch_model is None or not arguments.follow):
+            raise ClientError(f"--{option} goes with --fetch-model FORMAT --follow")
     if arguments.fetch_model is not None:
         return _fetch_model(arguments, endpoint, settings)
     _check_training(arguments)
@@ -94,6 +98,10 @@ def _check_training(arguments: argparse.Namespace) -> None:
 def _fetch_model(arguments: argparse.Namespace, endpoint: Endpoint, settings: Settings) -> int:
     """Needs nothing but the identity, so a client that trains may be at work in the same state folder."""
     identity = (arguments.state or default_state()) / FILE_NAME
+    if arguments.follow:
+        following = Following(arguments.fetch_model, arguments.out, arguments.check, arguments.every)
+        asyncio.run(follow_model(endpoint, identity, following, settings.retry, settings.patience))
+        return 0
     fetching = fetch_model(
         endpoint, identity, arguments.fetch_model, arguments.out, settings.retry, settings.patience
     )

@@ -27,11 +27,7 @@ async def fetch_model(
     endpoint: Endpoint, identity_file: Path, wanted: str, folder: Path, retry: Backoff, patience: Patience
 ) -> Path:
     """Downloads the file into `folder`; after a cut or a restart the download goes on where it broke."""
-    identity = load_identity(identity_file)
-    if identity is None:
-        raise RefusedError(
-            f"this client is not enrolled yet, there is no {identity_file}: take part in a run first"
-        )
+    identity = known_identity(identity_file)
     folder.mkdir(parents=True, exist_ok=True)
     chunks = ChunkLength()
     while True:
@@ -48,6 +44,14 @@ async def fetch_model(
         await pause(retry, f"the model did not come ({cause})")
 
 
+def known_identity(file: Path) -> Identity:
+    """Of a client that has enrolled."""
+    identity = load_identity(file)
+    if identity is None:
+        raise RefusedError(f"this client is not enrolled yet, there is no {file}: take part in a run first")
+    return identity
+
+
 async def _fetch(
     stub: Federation,
     identity: Identity,
@@ -61,6 +65,20 @@ async def _fetch(
     offer = await within(EXPORT_SECONDS, stub.GetModel(request, metadata=identity.metadata), "the export")
     # The name comes from the server: never a way out of the folder.
     path = folder / Path(offer.file_name).name
+    await download_offer(stub, identity, offer, path, retry, patience, chunks)
+    return path
+
+
+async def download_offer(
+    stub: Federation,
+    identity: Identity,
+    offer: pb.ModelOffer,
+    path: Path,
+    retry: Backoff,
+    patience: Patience,
+    chunks: ChunkLength,
+) -> None:
+    """The offered file at `path`, unless it is there already, and its card beside it."""
     if not have(path, offer.payload):
         what = offer.payload, offer.payload_bytes, path
         await download(stub, identity.metadata, retry, *what, patience, chunks)
@@ -68,4 +86,3 @@ async def _fetch(
     flush(path)
     write_durably(path.with_name(f"{path.name}.json"), offer.card.encode())
     log.info("%s: %d bytes, verified by the server's runtime", path, offer.payload_bytes)
-    return path
