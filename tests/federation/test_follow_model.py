@@ -18,16 +18,18 @@ from fedmpq.edge_client.identity import Identity
 from fedmpq.edge_client.transfer import Patience
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
+from fedmpq.server.rollouts import Plan
 from fedmpq.server.state_folder import StateFolder
 from tests.server.stand_in import StandIn
-from tests.server.test_rollouts import ALL, Boards, Plan, play
+from tests.server.test_rollouts import ALL, Boards, play
 
 NO_SOAK = Plan(canary=0.5, max_errors=0.1, soak=0.0)
 
 
 def follower(client: StandIn, folder: Path, check: str = "true") -> Follower:
     folder.mkdir(exist_ok=True)
-    identity = Identity(*client.identity.split("."), client.name, client.address)
+    client_id, _, secret = client.identity.partition(".")
+    identity = Identity(client_id, secret, client.name, client.address)
     return Follower(Following("onnx", folder, check), identity, Backoff(0.1, 0.2), Patience())
 
 
