@@ -27,7 +27,7 @@ import grpc.aio
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, Federation, federation
 from fedmpq.edge_client.chunk_length import ChunkLength
-from fedmpq.edge_client.connection import may_help, pause, retry_after, said
+from fedmpq.edge_client.connection import RefusedError, may_help, pause, retry_after, said
 from fedmpq.edge_client.fetch_model import EXPORT_SECONDS, download_offer, known_identity
 from fedmpq.edge_client.identity import Identity
 from fedmpq.edge_client.transfer import Patience, TransferError, within
@@ -183,7 +183,7 @@ async def follow_model(
             continue
         except grpc.aio.AioRpcError as error:
             if error.code() in _REFUSED:
-                raise
+                raise RefusedError(f"{endpoint.address} gave no model: {said(error)}") from None
             # What is refused now may be offered later: a version is tried elsewhere, or the first one made.
             least = retry_after(error) if may_help(error) else min(following.every or 60.0, 60.0)
             cause = said(error)

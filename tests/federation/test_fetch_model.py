@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedmpq.cli.main import main
 from fedmpq.data.open_source import load
 from tests.federation.federation import Federation
-from tools.programs import FEDMPQ, Program, wait_for_port
+from tools.programs import FEDMPQ, PATIENCE, Program, wait_for_port
 
 pytest.importorskip("onnxruntime", reason='exporting needs `pip install "fedmpq[export]"`')
 
@@ -43,6 +46,45 @@ def test_a_board_fetches_its_own_model(tmp_path: Path, monkeypatch: pytest.Monke
         assert "does not export to 'json:tool'" in _fetch(federation, 1, out, "json:tool")
         assert (out / "board-1.garden").read_bytes() == (out / "board-1.onnx").read_bytes()
         _check_model(out / "board-1.onnx", exports[1], tmp_path / "parts" / "test.npz")
+
+
+@pytest.mark.slow
+def test_a_version_reaches_boards_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real programs, files and checks: first one of the boards takes it, and then the other."""
+    with Federation(tmp_path, (2, 8), {"rounds": 1, "export": ["onnx"]}) as federation:
+        federation.start_server()
+        federation.start_boards()
+        federation.finish()
+        _serve_again(federation)
+        state = ["--state", str(federation.state)]
+        run = federation.stored().run.name
+        assert main(["rollout", run, "--canary", "50%", "--soak", "0", *state]) == 0
+        assert "canary on 1 boards" in capsys.readouterr().out
+        for number in (0, 1):
+            federation.boards[number] = _follow(federation, number)
+        end = time.monotonic() + PATIENCE
+        while [board["version"] for board in _rollouts(state, capsys)["boards"]] != [1, 1]:
+            assert time.monotonic() < end, federation.boards[0].last_words()
+            time.sleep(0.2)
+        assert _rollouts(state, capsys)["releases"][0]["state"] == "full"
+        for exported in (federation.state / "exports").glob("*/*.onnx"):
+            current = tmp_path / f"models-{exported.stem}" / "current.onnx"
+            assert current.read_bytes() == exported.read_bytes()
+
+
+def _rollouts(state: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["rollout", "status", "--json", *state]) == 0
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return facts
+
+
+def _follow(federation: Federation, number: int) -> Program:
+    name = federation.name(number)
+    words = ["client", "--server", f"localhost:{federation.port}", "--fetch-model", "onnx", "--follow"]
+    words += ["--bundle", str(federation.state / "bundles" / name), "--every", "0.5", "--retry-most", "1"]
+    words += ["--state", str(federation.folder / name), "-o", str(federation.folder / f"models-{name}")]
+    return Program([*FEDMPQ, *words], federation.folder / f"{name}-follows.log")
 
 
 def _serve_again(federation: Federation) -> None:
