@@ -106,6 +106,13 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that training a round may take (default: a day); one that takes longer is refused",
     )
+    group.add_argument(
+        "--conditions",
+        type=Path,
+        metavar="FILE",
+        help="when this board may work: hours, mains_power, max_temperature, max_load, min_free_memory, "
+        "min_free_disk, unmetered, in a section [conditions]; docs/client.md says more",
+    )
     group.add_argument("--exit-when-done", action="store_true", help="end with the run")
     group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
     for name, default, what in (

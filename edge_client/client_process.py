@@ -21,6 +21,7 @@ from fedmpq import kernels
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import NamedData
 from fedmpq.edge_client.channel import BUNDLE_FILES, ChannelError, Endpoint, make_endpoint, read_keys
+from fedmpq.edge_client.conditions import Conditions, Machine, read_conditions
 from fedmpq.edge_client.disk_space import full_words, is_full
 from fedmpq.edge_client.fetch_model import fetch_model
 from fedmpq.edge_client.follow_model import Following, follow_model
@@ -127,7 +128,18 @@ def _board(arguments: argparse.Namespace, name: str) -> Board:
         *(size_text(memory_given()), arguments.max_seconds),
         extra=with_facts({"max_memory": memory_given(), "max_seconds": arguments.max_seconds}),
     )
-    return Board(name, arguments.budget, data, engine, text, threads, Limits(arguments.max_seconds))
+    limits = Limits(arguments.max_seconds)
+    return Board(name, arguments.budget, data, engine, text, threads, limits, _conditions(arguments))
+
+
+def _conditions(arguments: argparse.Namespace) -> Conditions:
+    if arguments.conditions is None:
+        return Conditions()
+    machine = Machine(folder=arguments.state or default_state())
+    found = read_conditions(arguments.conditions, machine)
+    if reason := found.unmet():
+        log.info("this board takes part later: not now, %s", reason)
+    return found
 
 
 def _endpoint(arguments: argparse.Namespace) -> Endpoint:

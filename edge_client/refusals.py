@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import grpc.aio
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, federation
+from fedmpq.edge_client.conditions import Conditions
 from fedmpq.edge_client.connection import Connection, enrol
 from fedmpq.edge_client.disk_space import full_words, is_full, until_there_is_space
 from fedmpq.edge_client.identity import Identity, IdentityError, load_identity
@@ -68,19 +70,33 @@ class Refusals:
             log.error("the run cannot be taken up now: %s", reason)
         else:
             log.error("round %d: cannot be done now: %s", key.round, reason, extra=_facts(key))
+        space = partial(until_there_is_space, self._folder, self.needed_bytes, self._retry.fresh())
+        self._wait(key, reason, space, f"there is space in {self._folder} again")
+
+    def wait_for(self, key: RoundKey, reason: str, conditions: Conditions) -> None:
+        """This board may not work now: others may have the place until it may."""
+        words = f"not now: {reason}"
+        log.warning("round %d: %s", key.round, words, extra=_facts(key))
+        self._wait(key, words, conditions.until_met, "this board may work again")
+
+    def _wait(
+        self, key: RoundKey | None, reason: str, until: Callable[[], Awaitable[None]], words: str
+    ) -> None:
         if self._waiting is None or self._waiting.done():
-            self._waiting = asyncio.create_task(self._come_back(key, reason))
+            self._waiting = asyncio.create_task(self._come_back(key, reason, until, words))
 
     def end(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    async def _come_back(self, key: RoundKey | None, reason: str) -> None:
-        """It is no part of the round, which may be over long before there is space."""
+    async def _come_back(
+        self, key: RoundKey | None, reason: str, until: Callable[[], Awaitable[None]], words: str
+    ) -> None:
+        """It is no part of the round, which may be over long before there is space, or it may work."""
         with suppress(grpc.aio.AioRpcError):
             await self._decline(key, reason)
-        await until_there_is_space(self._folder, self.needed_bytes, self._retry.fresh())
-        log.info("there is space in %s again", self._folder)
+        await until()
+        log.info("%s", words)
         self._connection.renew()
 
     async def _decline(self, key: RoundKey | None, reason: str) -> None:

@@ -26,6 +26,7 @@ from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.board_data import BoardData, BoardSource
 from fedmpq.edge_client.channel import Endpoint
 from fedmpq.edge_client.chunk_length import ChunkLength
+from fedmpq.edge_client.conditions import Conditions, NotNow
 from fedmpq.edge_client.connection import Connection, said
 from fedmpq.edge_client.disk_space import is_full
 from fedmpq.edge_client.limits import CannotTakePart, Limits
@@ -79,6 +80,7 @@ class Board:
     """For the operator's table, such as "native (avx2)"."""
     threads: int
     limits: Limits = field(default_factory=Limits)
+    conditions: Conditions = field(default_factory=Conditions)
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,8 @@ class Session:
                 await work
             except _CANNOT as error:
                 await self._refusals.give_up(key, str(error))
+            except NotNow as reason:
+                self._refusals.wait_for(key, str(reason), self._board.conditions)
             except MemoryError:
                 await self._refusals.give_up(key, "this board has not enough memory for it")
             except OSError as error:
@@ -264,7 +268,8 @@ class Session:
         if self._sent is not None and self._sent.key == key and await self._was_received(self._sent):
             return
         run = await self._runs.of(key.run_id)
-        await self._deliver(await self._work(key, assignment, run), resumed=False)
+        work = self._work(key, assignment, run)
+        await self._deliver(await self._board.conditions.during(work), resumed=False)
 
     async def _was_received(self, sent: Pending) -> bool:
         """An assignment repeated while its update was on the way is no reason to train again."""
