@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,10 +141,9 @@ def test_a_board_that_may_not_work_says_not_now_and_comes_back(
     scene: Scene, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A real channel: the refusal, then a new stream once the mains are back, and the update."""
-    monkeypatch.setattr("fedmpq.edge_client.conditions.LOOK_SECONDS", 0.05)
     monkeypatch.setattr(Conditions.until_met, "__defaults__", (0.05,))
     found = conditions(machine, "mains_power = yes")
-    monkeypatch.setattr("tests.edge_client.scene.Board", lambda *given: Board(*given, conditions=found))
+    monkeypatch.setattr("tests.edge_client.scene.Board", partial(Board, conditions=found))
     online = machine.sys / "class" / "power_supply" / "usb" / "online"
     online.write_text("0")
     scene.federation.on_stream = scene.work.offer(scene.federation)
