@@ -27,7 +27,7 @@ def compare(
     common = {**SETTINGS, **settings, **({"rounds": 1, "epochs": 1, "workers": 1} if quick else length)}
     integers = {"averaging": 0.0, "code_learning_rate": code_learning_rate}
     run = fedmpq.simulate(model, (train, test), **common, **integers)
-    exact = fedmpq.simulate(model, (train, test), method="fp32", **common)
+    exact = fedmpq.simulate(model, (train, test), method="fp32", statistics="calibrated", **common)
     last, boards = exact.history[-1], len(common["budgets"])
     metric = "auroc" if run.graph.task == "reconstruction" else "accuracy"
     print(f"{model}: {metric}, {len(train.labels)} samples on {boards} boards, {len(run.history)} rounds")

@@ -3,7 +3,7 @@
 The pictures are drawn here: rooms and streets of rectangles and blobs, in half of them a person of any size,
 pose and clothes, in the others a tree, a lamp or a car made of the same parts.
 
-python examples/visual_wake_words.py            a minute or so
+python examples/visual_wake_words.py            two minutes or so
 python examples/visual_wake_words.py --quick    a glance
 """
 
@@ -103,4 +103,4 @@ if __name__ == "__main__":
     train, test = pictures(24 if quick else 800, seed=1), pictures(12 if quick else 300, seed=2)
     # Scales and clips of so many thin layers bear small steps only; codes need large ones.
     rates = {"learning_rate": 0.02, "code_learning_rate": 0.2}
-    compare("mobilenet_v1_025", train, test, rounds=6, epochs=4, quick=quick, **rates)
+    compare("mobilenet_v1_025", train, test, rounds=12, epochs=3, quick=quick, **rates)

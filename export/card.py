@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from fedmpq.export.format import FORMAT
-from fedmpq.export.target import Target
+from fedmpq.export.target import PIXELS, Feeding, Target
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Input
 
 Card = dict[str, Any]
+COLOURS = {
+    1: "grey: (19595 R + 38470 G + 7471 B + 32768) >> 16",
+    3: "red, green, blue, in this order",
+}
 
 
 def card_path(path: Path) -> Path:
@@ -43,6 +47,7 @@ def describe(model: DeployedModel, target: Target, content: bytes) -> Card:
             "pixels": [image.height, image.width, image.channels],
             "scale": image.scale,
             "zero_point": image.zero_point,
+            **_feeding(image, getattr(target, "feeding", PIXELS)),
             "note": _note(image),
         },
         "class_names": list(model.class_names),
@@ -57,6 +62,20 @@ def task_facts(model: DeployedModel) -> dict[str, Any]:
     return {"task": model.graph.task, "input": {"scale": image.scale, "zero_point": image.zero_point}}
 
 
+def _feeding(image: Input, feeding: Feeding) -> dict[str, str]:
+    """What a program in any language needs to know to feed the file as training did."""
+    facts = {
+        "dtype": feeding.dtype,
+        "layout": feeding.layout,
+        "stored": feeding.stored,
+        "stands_for": f"{image.scale!r} * (pixel - {image.zero_point}); the first layer reads the difference",
+    }
+    if image.channels in COLOURS and image.height > 1:
+        facts["colours"] = COLOURS[image.channels]
+        facts["photos"] = "the whole image, upright by EXIF, without alpha, resized by area (BOX filter)"
+    return facts
+
+
 def _note(image: Input) -> str:
     """How the file is fed."""
     if image.height > 1:
@@ -67,9 +86,13 @@ def _note(image: Input) -> str:
     )
 
 
-def run_facts(run: str, round_number: int, clients: Sequence[int], budget: float) -> dict[str, Any]:
-    """Facts of a model of a run: its round, the clients that deploy it, and their bits per weight."""
-    return {"run": run, "round": round_number, "clients": list(clients), "budget": budget}
+def run_facts(
+    run: str, round_number: int, clients: Sequence[int], budget: float, boards: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Facts of a model of a run: its round, the clients that deploy it, by number and, of a server's run, by
+    name, and their bits per weight."""
+    facts = {"run": run, "round": round_number, "clients": list(clients), "budget": budget}
+    return facts | ({"boards": list(boards)} if boards else {})
 
 
 def bare_bytes(model: DeployedModel) -> float:

@@ -7,6 +7,7 @@ The built-in ones are in `export.targets`. One of the user's own has the same me
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +25,19 @@ Images = NDArray[np.uint8]
 Reals = NDArray[np.float32]
 FloatRun = Callable[[Reals], Reals]
 """Normalised images (N, channels, height, width) to logits (N, classes)."""
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """How a file takes pixels, in words for its card."""
+
+    dtype: str
+    layout: str
+    stored: str
+
+
+PIXELS = Feeding("uint8", "(N, height, width, channels)", "pixel")
+"""Of targets that say nothing else."""
 
 
 class Runner(Protocol):

@@ -50,7 +50,9 @@ def export_run(stored: StoredRun, target: Target, folder: Path) -> None:
     data = data_facts(stored.config.test_data, stored.value_range)
     for each in stored.method.deployments(stored.model, stored.model.clients):
         clients = [record.client for record in each.clients]
-        facts = run_facts(stored.run.name, stored.model.round, clients, each.clients[0].budget) | data
+        boards = [stored.client_names[client] for client in clients]
+        budget = each.clients[0].budget
+        facts = run_facts(stored.run.name, stored.model.round, clients, budget, boards) | data
         model = DeployedModel(stored.graph, each.layers, each.side, stored.run.class_names, facts)
         path = folder / f"{stored.client_names[clients[0]]}{target.suffix}"
         export_model(model, path, target=target, tests=tests)

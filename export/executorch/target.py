@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmpq.export.target import FloatRun, Images, Reals, Runner
+from fedmpq.export.target import Feeding, FloatRun, Images, Reals, Runner
 from fedmpq.model.export_formats import SUFFIXES
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ class ExecuTorchTarget:
     """ExecuTorch programs that XNNPACK runs as a whole, compressed by xz or, for stock loaders, not."""
 
     runtime = "executorch"
+    feeding = Feeding("int8", "(N, channels, height, width)", "pixel - 128")
 
     def __init__(self, compressed: bool = True) -> None:
         self.compressed = compressed

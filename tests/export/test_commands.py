@@ -205,6 +205,10 @@ def test_arrays_folders_and_both_runtimes_say_the_same(
     for other in (arrays, predicted(capsys, program, tmp_path / "arrays.npz")):
         assert [each["classes"] for each in other] == [each["classes"] for each in pictures]
 
+    fed = [json.loads(path.with_name(f"{path.name}.json").read_text())["input"] for path in (onnx, program)]
+    assert [(each["dtype"], each["stored"]) for each in fed] == [("uint8", "pixel"), ("int8", "pixel - 128")]
+    assert [each["layout"][4:12] for each in fed] == ["height, ", "channels"]
+    assert all(each["colours"].startswith("grey") and "EXIF" in each["photos"] for each in fed)
     program.with_name("client-0.pte.xz.json").unlink()
     said = mistake(capsys, "predict", str(program), str(tmp_path / "arrays.npz"))
     assert "needs its card beside it, client-0.pte.xz.json" in said
