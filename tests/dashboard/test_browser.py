@@ -174,7 +174,8 @@ def the_log_names_who_came_and_who_was_missing(log: str) -> None:
         "client connected client=board-1",
         "round opened run=parts round=1 clients=3 names=board-0,board-1,board-2",
         f"client disconnected client={LOST} reason=gone",
-        f"missing={LOST}",
         "the operator asks: pause by=dashboard address=127.0.0.1",
     ):
         assert words in log, words
+    # It was killed before it had answered, or after: then the next round is without it.
+    assert f"missing={LOST}" in log or "clients=2 names=board-0,board-1" in log
