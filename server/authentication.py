@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
-from cryptography.x509 import load_pem_x509_certificate
 
 from fedmpq.server.refusals import Context, refuse
 from fedmpq.server.store.protocol import Enrolment
@@ -70,7 +69,12 @@ def certificate_ends(context: Context) -> float | None:
     """Until when the client's certificate is valid, in seconds since 1970; None without mutual TLS."""
     facts: Mapping[str, Iterable[bytes]] = context.auth_context() or {}
     shown = next(iter(facts.get("x509_pem_cert", ())), None)
-    return None if shown is None else load_pem_x509_certificate(shown).not_valid_after_utc.timestamp()
+    if shown is None:
+        return None
+    # Not before a board shows one: a restart is to be quick.
+    from cryptography.x509 import load_pem_x509_certificate
+
+    return load_pem_x509_certificate(shown).not_valid_after_utc.timestamp()
 
 
 def _header(metadata: Any, name: str) -> str:
