@@ -29,7 +29,18 @@ from fedmpq.model.quantized import QuantizedLayer, Side, Weights
 from fedmpq.model.quantizers import place_quantizers
 from fedmpq.model.trace import trace
 
-SIZES = {"digits_cnn": 8, "resnet8": 16, "resnet20": 16, "resnet44": 8, "resnet18": 32, "mobilenet_v2": 32}
+SIZES = {
+    "digits_cnn": 8,
+    "resnet8": 16,
+    "resnet20": 16,
+    "resnet44": 8,
+    "resnet18": 32,
+    "mobilenet_v2": 32,
+    "ds_cnn": 24,
+    "mobilenet_v3_small": 32,
+    "shufflenet_v2_x0_5": 32,
+    "squeezenet1_1": 32,
+}
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six")
 
 

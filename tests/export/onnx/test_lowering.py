@@ -23,12 +23,23 @@ from fedmpq.export.onnx.lowering import OnnxModel, lower_to_onnx
 from fedmpq.export.onnx.runtime import OnnxRunner
 from fedmpq.export.onnx.verification import check_optimized
 from fedmpq.export.verify import random_images
-from fedmpq.model import zoo
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.integer_forward import logits
 from tests.export.models import CLASSES, deployed, users_model
 
-EXAMPLES = {"digits_cnn": 25, "resnet8": 12, "resnet20": 8, "resnet44": 4, "resnet18": 3, "mobilenet_v2": 4}
+EXAMPLES = {
+    "digits_cnn": 25,
+    "resnet8": 12,
+    "resnet20": 8,
+    "resnet44": 4,
+    "resnet18": 3,
+    "mobilenet_v2": 4,
+    "ds_cnn": 4,
+    "mobilenet_v3_small": 2,
+    "shufflenet_v2_x0_5": 2,
+    "squeezenet1_1": 3,
+}
+"""Of each network of the zoo, so many mixes; `bench.coverage` exports every kind of torchvision's."""
 MIXES = st.lists(st.integers(1, 8), min_size=1, max_size=60)
 
 
@@ -48,7 +59,7 @@ def check_equal(model: DeployedModel, count: int = 3) -> None:
     np.testing.assert_array_equal(got, reference(model, images), strict=True)
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_every_mix_of_bit_widths_is_equal_to_the_bit(name: str) -> None:
     @settings(max_examples=EXAMPLES[name], suppress_health_check=list(HealthCheck))
     @given(widths=MIXES, seed=st.integers(0, 1000), per_channel=st.booleans())
