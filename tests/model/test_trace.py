@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from fedmpq.model import graph as g
 from fedmpq.model import zoo
 from fedmpq.model.dropout import Dropout
+from fedmpq.model.module_input import as_taken
 from fedmpq.model.module_state import initial_state, load_state
 from fedmpq.model.quantizers import check_quantizers
 from fedmpq.model.trace import TraceError, trace
@@ -58,7 +60,12 @@ FLOAT: dict[type[g.Op], Callable[..., Any]] = {
     g.Relu: lambda op, x, of: x.clamp(0, op.maximum or None),
     g.Quantize: lambda op, x, of: x,
     g.Add: lambda op, x, of, other: x + other,
-    g.MaxPool: lambda op, x, of: functional.max_pool2d(x, op.kernel, op.stride, op.padding),
+    g.MaxPool: lambda op, x, of: functional.max_pool2d(
+        x, op.kernel, op.stride, op.padding, ceil_mode=op.ceil_mode
+    ),
+    g.Concat: lambda op, x, of, *others: torch.cat((x, *others), 1),
+    g.Slice: lambda op, x, of: x[:, op.start : op.stop],
+    g.ChannelShuffle: lambda op, x, of: functional.channel_shuffle(x, op.groups),
     g.AvgPool: lambda op, x, of: functional.avg_pool2d(x, op.kernel, op.stride, op.padding),
     g.GlobalAvgPool: lambda op, x, of: x.mean((2, 3), keepdim=True),
     g.Flatten: lambda op, x, of: x.reshape(len(x), -1),
@@ -87,7 +94,7 @@ def assert_computes(module: Any, graph: g.Graph) -> None:
     module.eval()
     with torch.no_grad():
         values = run(graph, *initial_state(module, graph), image)
-        torch.testing.assert_close(values[graph.output], module(image))
+        torch.testing.assert_close(values[graph.output], module(as_taken(module, image)))
     assert {name: tuple(value.shape[1:]) for name, value in values.items()} == graph.shapes
 
 
@@ -98,7 +105,13 @@ def randomize(module: Any) -> None:
                 nn.init.uniform_(tensor, 0.5, 1.5)
 
 
-SIZES = {"digits_cnn": (1, 8, 8), "resnet8": (1, 14, 14)}
+SIZES = {
+    "digits_cnn": (1, 8, 8),
+    "resnet8": (1, 14, 14),
+    "ds_cnn": (1, 49, 10),
+    "autoencoder": (40, 1, 1),
+    "inertial_cnn": (6, 1, 128),
+}
 
 
 @pytest.mark.slow
@@ -106,11 +119,12 @@ SIZES = {"digits_cnn": (1, 8, 8), "resnet8": (1, 14, 14)}
 def test_zoo_models_compute_the_same(name: str) -> None:
     torch.manual_seed(0)
     shape = SIZES.get(name, (3, 32, 32))
-    module = zoo.build(name, classes=10, channels=shape[0])
+    outputs = math.prod(shape) if name == "autoencoder" else 10
+    module = zoo.build(name, classes=outputs, channels=shape[0])
     randomize(module)
-    graph = traced(module, shape, bits=4)
+    graph = traced(module, as_taken(module, torch.zeros(1, *shape)).shape[1:], bits=4)
     check_quantizers(graph)
-    assert graph.shapes[graph.output] == (10,)
+    assert graph.shapes[graph.output] == (outputs,)
     assert sum(graph.layer_sizes) == sum(p.numel() for p in module.parameters() if p.ndim > 1)
     assert_computes(module, graph)
 
