@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.workload import CLASSES, INPUT_SCALE, INPUT_ZERO_POINT, Workload, dealt_bits
-from fedmpq.model.module_state import initial_state
-from fedmpq.model.quantized import QuantizedLayer
-from fedmpq.model.trace import trace
+from bench.workload import CLASSES, Workload, quantized
 from fedmpq.system.torchvision_ops import import_torchvision
 
 STANDARD = 224
@@ -69,18 +66,7 @@ def module_of(name: str) -> torch.nn.Module:
 
 def workload_of(name: str, module: torch.nn.Module, size: int, batch: int) -> Workload:
     """The network quantized as for a client of 4 bits per weight, and one batch of random images."""
-    graph = trace(
-        module,
-        torch.zeros(1, 3, size, size),
-        name=name,
-        input_scale=INPUT_SCALE,
-        input_zero_point=INPUT_ZERO_POINT,
-    )
-    weights, side = initial_state(module, graph)
-    layers = {
-        node.name: QuantizedLayer.from_weights(weights[node.name], bits, "max", False)
-        for node, bits in zip(graph.layers, dealt_bits(graph.layer_sizes), strict=True)
-    }
+    graph, layers, side = quantized(module, name, (3, size, size))
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
     return Workload(graph, layers, side, ((images, random.integers(0, CLASSES, batch)),))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from bench.machine import Machine
 from bench.timing import interleaved, load_average
-from bench.workload import INPUT_SCALE, INPUT_ZERO_POINT, dealt_bits
+from bench.workload import quantized
 from fedmpq.export.card import bare_bytes
 from fedmpq.export.executorch.lowering import compress, lower_to_executorch
 from fedmpq.export.executorch.runtime import ExecuTorchRunner, executorch_input
@@ -48,9 +48,7 @@ from fedmpq.method.state import ClientRecord
 from fedmpq.model import zoo
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
-from fedmpq.model.module_state import initial_state
-from fedmpq.model.quantized import QuantizedLayer, Side, Weights, dequantize_all
-from fedmpq.model.trace import trace
+from fedmpq.model.quantized import Side, Weights, dequantize_all
 
 BATCHES = (1, 64)
 SIZES = {"digits_cnn": 8, "mobilenet_v2": 64, "resnet18": 64}
@@ -77,18 +75,7 @@ def make_model(name: str, bits: float) -> DeployedModel:
     torch.manual_seed(0)
     size, classes = SIZES.get(name, 32), 1000 if name in MANY_CLASSES else 10
     module = zoo.build(name, classes=classes, channels=3)
-    graph = trace(
-        module,
-        torch.zeros(1, 3, size, size),
-        name=name,
-        input_scale=INPUT_SCALE,
-        input_zero_point=INPUT_ZERO_POINT,
-    )
-    weights, side = initial_state(module, graph)
-    layers = {
-        node.name: QuantizedLayer.from_weights(weights[node.name], b, "max", False)
-        for node, b in zip(graph.layers, dealt_bits(graph.layer_sizes, bits), strict=True)
-    }
+    graph, layers, side = quantized(module, name, (3, size, size), bits)
     return DeployedModel(graph, layers, scattered(side), tuple(str(i) for i in range(classes)))
 
 

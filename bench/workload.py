@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, average_bits
 from fedmpq.model.randomness import Draws
 from fedmpq.training.engine import Batch, Engine
+
+if TYPE_CHECKING:
+    import torch
 
 Train = Callable[[int], object]
 """Trains that many steps."""
@@ -110,17 +114,26 @@ def _quantized_model(model: str) -> tuple[Graph, Layers, Side]:
     import torch
 
     from fedmpq.model import zoo
+
+    torch.manual_seed(0)
+    shape = MODELS.get(model, IMAGE)
+    return quantized(zoo.build(model, classes=CLASSES, channels=shape[0]), model, shape)
+
+
+def quantized(
+    module: torch.nn.Module, name: str, shape: tuple[int, int, int], budget: float = BUDGET
+) -> tuple[Graph, Layers, Side]:
+    """The network as it is, for images of (channels, height, width), at the bits of a client's budget."""
+    import torch
+
     from fedmpq.model.module_input import as_taken
     from fedmpq.model.module_state import initial_state
     from fedmpq.model.trace import trace
 
-    torch.manual_seed(0)
-    shape = MODELS.get(model, IMAGE)
-    module = zoo.build(model, classes=CLASSES, channels=shape[0])
     example = as_taken(module, torch.zeros(1, *shape))
-    graph = trace(module, example, name=model, input_scale=INPUT_SCALE, input_zero_point=INPUT_ZERO_POINT)
+    graph = trace(module, example, name=name, input_scale=INPUT_SCALE, input_zero_point=INPUT_ZERO_POINT)
     weights, side = initial_state(module, graph)
-    widths = zip(graph.layers, dealt_bits(graph.layer_sizes), strict=True)
+    widths = zip(graph.layers, dealt_bits(graph.layer_sizes, budget), strict=True)
     layers = {
         node.name: QuantizedLayer.from_weights(weights[node.name], bits, "max", False)
         for node, bits in widths

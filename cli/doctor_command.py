@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from fedmpq.cli.server_command import DEFAULT_LISTEN
 from fedmpq.system.findings import Finding
 
 MARKS = {"good": "ok", "warning": "!", "fault": "FAULT"}
-DEFAULT_LISTEN = "127.0.0.1:8470"
 
 
 class DoctorError(ValueError):

@@ -50,14 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  fedmpq history garden --format png -o garden.png"
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_run_arguments(parser)
+    parser.add_argument("--format", choices=FORMATS, default="table", help="(default: table)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="instead of standard output")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of which run; `told_of` takes them."""
     parser.add_argument(
         "run",
         nargs="?",
         help="name or id of a server's run (default: the newest), or a simulation's folder",
     )
     add_state_argument(parser)
-    parser.add_argument("--format", choices=FORMATS, default="table", help="(default: table)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="instead of standard output")
 
 
 def run_command(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from fedmpq.server import certificates, tokens
-from fedmpq.server.access import AccessError, BundleRequest, make_bundles, rename_client, revoke_clients
+from fedmpq.server.access import (
+    AccessError,
+    BundleRequest,
+    make_bundles,
+    no_client,
+    rename_client,
+    revoke_clients,
+)
 from fedmpq.server.certificates import TlsFiles
 from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.database import open_database
@@ -283,10 +290,9 @@ def _run_limit(arguments: argparse.Namespace) -> int:
     state.require()
     limits, names = _limits(arguments), list(dict.fromkeys(arguments.names))
     with _store(state) as store:
-        enrolled = [client.name for client in store.list_clients()]
+        enrolled = {client.name for client in store.list_clients()}
         if unknown := [name for name in names if name not in enrolled]:
-            known = ", ".join(enrolled) or "none"
-            raise AccessError(f"there is no client {unknown[0]!r}; enrolled are: {known}")
+            raise no_client(store, unknown[0])
         for name in names:
             store.limit_client(name, limits)
     if arguments.json:

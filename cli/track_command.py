@@ -9,9 +9,8 @@ import argparse
 import time
 from contextlib import closing
 
-from fedmpq.cli.history_command import told_of
+from fedmpq.cli.history_command import Told, add_run_arguments, told_of
 from fedmpq.method.tracking import KINDS, Tracker, TrackingError, open_tracker
-from fedmpq.server.state_folder import add_state_argument
 
 SECONDS = 10.0
 
@@ -27,12 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  fedmpq track runs/fedmpq-best-0 --to mlflow:http://127.0.0.1:5000"
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "run",
-        nargs="?",
-        help="name or id of a server's run (default: the newest), or a simulation's folder",
-    )
-    add_state_argument(parser)
+    add_run_arguments(parser)
     parser.add_argument(
         "--to", required=True, metavar="TARGET", help=" or ".join(f"{kind}:WHERE" for kind in KINDS)
     )
@@ -53,18 +47,17 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise TrackingError(f"--every {arguments.every:g} is no time: give seconds above 0")
     told = told_of(arguments.run, arguments.state)
     with closing(open_tracker(arguments.to, told.name)) as tracker:
-        while True:
-            _catch_up(tracker, arguments)
-            if not arguments.follow:
-                return 0
+        _catch_up(tracker, told, arguments.to)
+        while arguments.follow:
             time.sleep(arguments.every)
+            _catch_up(tracker, told_of(arguments.run, arguments.state), arguments.to)
+    return 0
 
 
-def _catch_up(tracker: Tracker, arguments: argparse.Namespace) -> None:
-    told = told_of(arguments.run, arguments.state)
+def _catch_up(tracker: Tracker, told: Told, target: str) -> None:
     # A round whose model was thrown away is done anew, under the next number.
     new = [facts for facts in told.history.rounds if facts.round > tracker.last and not facts.undone]
     for facts in new:
         tracker.add(facts)
     if new:
-        print(f"{told.name}: rounds {new[0].round} to {new[-1].round} written to {arguments.to}", flush=True)
+        print(f"{told.name}: rounds {new[0].round} to {new[-1].round} written to {target}", flush=True)

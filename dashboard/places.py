@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,12 @@ class DashboardError(ValueError):
 
 class NotThere(LookupError):
     """A run or file that a request names and that is not there, or no longer."""
+
+
+def moment_text(seconds: float) -> str:
+    """A moment since 1970 as the page and `fedmpq status --json` have it."""
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Place(Protocol):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from pathlib import Path
 
 from fedmpq.dashboard.model_files import checked_file, models_in
-from fedmpq.dashboard.places import Facts, NotThere, graph_facts, rounds_facts
+from fedmpq.dashboard.places import Facts, NotThere, graph_facts, moment_text, rounds_facts
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import Administration, NotRunning, administration
+from fedmpq.server.exports import round_of
 from fedmpq.server.run_history import run_history
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.status_report import status_facts
@@ -118,7 +118,7 @@ class ServerPlace:
         history = run_history(self.store, run, after + 1)
         names = {client.client_id: client.name for client in self.store.list_clients(revoked=True)}
         of_client = {member.client: names[member.client_id] for member in self.store.members(run_id)}
-        folders = sorted(self._exports(run_id), key=_round_of, reverse=True)
+        folders = sorted(self._exports(run_id), key=lambda folder: round_of(folder.name), reverse=True)
         return {
             "round": run.round,
             "rounds": rounds_facts(history.rounds),
@@ -148,11 +148,6 @@ class ServerPlace:
         raise NotThere("these models are gone; newer ones have taken their place")
 
 
-def _round_of(folder: Path) -> int:
-    """Of RUN_ID-ROUND-FORMAT."""
-    return int(folder.name.split("-", 2)[1])
-
-
 def _run_facts(run: Run) -> Facts:
     return {
         "run_id": run.run_id,
@@ -161,12 +156,7 @@ def _run_facts(run: Run) -> Facts:
         "reason": run.reason,
         "round": run.round,
         "rounds": run.config["rounds"],
-        "created": _moment(run.created),
-        "ended": None if run.ended is None else _moment(run.ended),
+        "created": moment_text(run.created),
+        "ended": None if run.ended is None else moment_text(run.ended),
         "live": None,
     }
-
-
-def _moment(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
 
 from fedmpq.dashboard.model_files import checked_file, models_in
-from fedmpq.dashboard.places import Facts, NotThere, graph_facts, rounds_facts
+from fedmpq.dashboard.places import Facts, NotThere, graph_facts, moment_text, rounds_facts
 from fedmpq.lab.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from fedmpq.lab.round_log import LOG_NAME, RoundResult, client_name, read_log
 
@@ -44,7 +43,7 @@ class SimulationPlace:
             "round": done,
             "rounds": rounds,
             "created": None,
-            "ended": _moment(self._changed()[0]),
+            "ended": moment_text(self._changed()[0] / 1e9),
             "live": None,
             "exports": len(models_in(self._folder / MODELS, MODELS, {})),
         }
@@ -98,8 +97,3 @@ class SimulationPlace:
         if self._checkpoint is None:
             self._checkpoint = load_checkpoint(self._folder)
         return self._checkpoint
-
-
-def _moment(nanoseconds: int) -> str:
-    moment = datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

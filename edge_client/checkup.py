@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fedmpq.system.addresses import is_loopback, split_address
 from fedmpq.system.findings import Finding, fault, good, warning
 from fedmpq.system.machine import available_cores
 from fedmpq.system.memory import available_memory, size_text
+from fedmpq.system.private_folders import is_open_to_others
 from fedmpq.training.needs import training_needs
 
 CONNECT_SECONDS = 10.0
@@ -90,7 +90,7 @@ def _memory(state: Path) -> Finding:
 
 def _identity(paths: BoardPaths) -> Iterator[Finding]:
     state = paths.state
-    if not os.access(next(path for path in (state, *state.resolve().parents) if path.exists()), os.W_OK):
+    if not os.access(findings.nearest(state), os.W_OK):
         yield fault("state", f"{state} cannot be written", "give --state DIR, or change its owner")
     found = load_identity(state / FILE_NAME)
     if found is not None:
@@ -111,7 +111,7 @@ def _keys(bundle: Path, now: float, renewal: str) -> Iterator[Finding]:
         return
     authority, certificate, key = (bundle / name for name in BUNDLE_FILES[:3])
     read_keys(authority, certificate, key)
-    if key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if is_open_to_others(key):
         yield warning("key", f"others can read {key}", f"chmod 600 {key}")
     for what, path in (("certificate", certificate), ("authority", authority)):
         begins, ends = _span(path)

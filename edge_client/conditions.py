@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedmpq.system.free_disk import free_bytes
 from fedmpq.system.memory import available_memory, parse_size, size_text
 
 SECTION = "conditions"
@@ -71,7 +72,7 @@ class Machine:
         return max(found, default=None)
 
     def free_disk(self) -> int:
-        return shutil.disk_usage(self.folder).free
+        return free_bytes(self.folder)
 
     def metered(self) -> bool:
         """By NetworkManager, which knows or guesses it."""

@@ -18,10 +18,10 @@ import grpc.aio
 
 from fedmpq.edge_client.backoff import Backoff
 from fedmpq.edge_client.channel import Endpoint, Federation, federation
-from fedmpq.edge_client.free_disk import free_bytes
 from fedmpq.edge_client.identity import Identity, load_identity, save_identity
 from fedmpq.edge_client.transfer import Metadata, StalledError, TransferError, within
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.system.free_disk import free_bytes
 
 T = TypeVar("T")
 Code = grpc.StatusCode

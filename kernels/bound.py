@@ -179,11 +179,7 @@ def quantize_error(
         images,
         count,
         inverse,
-        counter.step if step is None else step,
-        counter.round,
-        counter.layer * 16 + purpose,
-        counter.seed,
-        counter.client,
+        *counter.stream(purpose, step),
         threads,
         Elements(out, images * count),
     )

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fedmpq.kernels.call import Call, CheckedCall, Elements
 from fedmpq.kernels.memory import Memory
-
-
-def sigmoid_loss(
-    acc: Memory,
-    samples: int,
-    outputs: int,
-    scale: Memory,
-    bias: Memory,
-    targets: Memory,
-    gradient: Memory,
-    loss: Memory,
-) -> Call:
-    """Targets are 0 or 1 for each label. Gives the number of right labels."""
-    return _loss("fedmpq_sigmoid_loss", acc, samples, outputs, scale, bias, targets, gradient, loss)
-
-
-def squared_loss(
-    acc: Memory,
-    samples: int,
-    outputs: int,
-    scale: Memory,
-    bias: Memory,
-    targets: Memory,
-    gradient: Memory,
-    loss: Memory,
-) -> Call:
-    """Targets are a number for each output. Gives 0."""
-    return _loss("fedmpq_squared_loss", acc, samples, outputs, scale, bias, targets, gradient, loss)
 
 
 def _loss(
@@ -57,3 +31,9 @@ def _loss(
         Elements(gradient, whole),
         Elements(loss, 1),
     )
+
+
+sigmoid_loss = partial(_loss, "fedmpq_sigmoid_loss")
+"""Targets are 0 or 1 for each label. Gives the number of right labels."""
+squared_loss = partial(_loss, "fedmpq_squared_loss")
+"""Targets are a number for each output. Gives 0."""

@@ -118,7 +118,7 @@ def drop(
         extent,
         int(whole),
         rate,
-        *_stream(counter, purpose, step),
+        *counter.stream(purpose, step),
         threads,
         Elements(out, StoredCodes.nbytes(extent.images, count, codes.pairs)),
     )
@@ -142,14 +142,10 @@ def drop_errors(
         int(whole),
         rate,
         factor,
-        *_stream(counter, purpose, step),
+        *counter.stream(purpose, step),
         threads,
         Elements(error, extent.images * extent.pixels * extent.channels),
     )
-
-
-def _stream(counter: Counter, purpose: int, step: c_uint32) -> tuple[int | c_uint32, ...]:
-    return step, counter.round, counter.layer * 16 + purpose, counter.seed, counter.client
 
 
 def rearrange(

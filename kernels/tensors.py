@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_uint32
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +194,11 @@ class Counter:
     round: int
     layer: int
     step: int
+
+    def stream(self, purpose: int, step: c_uint32 | None = None) -> tuple[int | c_uint32, ...]:
+        """A kernel's c1, c2, c3, k0 and k1; `step` is read when it is called, in place of the counter's."""
+        number = self.step if step is None else step
+        return number, self.round, self.layer * 16 + purpose, self.seed, self.client
 
 
 @dataclass

@@ -100,8 +100,13 @@ def rename_client(store: Store, name: str, wanted: str) -> None:
     if not NAME.fullmatch(wanted):
         raise AccessError(f"{wanted[:80]!r} is no name: take 1 to 64 letters, digits and '_.-'")
     if not store.rename_client(name, wanted):
-        known = ", ".join(client.name for client in store.list_clients()) or "none"
-        raise AccessError(f"there is no client {name!r}; enrolled are: {known}")
+        raise no_client(store, name)
+
+
+def no_client(store: Store, name: str, beside: str = "") -> AccessError:
+    """What is said of a name that no client has."""
+    known = ", ".join(client.name for client in store.list_clients()) or "none"
+    return AccessError(f"there is no client {name!r}{beside}; enrolled are: {known}")
 
 
 def _revoke(state: StateFolder, store: Store, name: str) -> Revoked:
@@ -116,8 +121,7 @@ def _revoke(state: StateFolder, store: Store, name: str) -> Revoked:
 def _require_known(store: Store, name: str) -> None:
     clients = [client.name for client in store.list_clients()]
     if name not in clients and not _tokens_of(store, name):
-        known = ", ".join(clients) or "none"
-        raise AccessError(f"there is no client {name!r} and no unused token for it; enrolled are: {known}")
+        raise no_client(store, name, " and no unused token for it")
 
 
 def _tokens_of(store: Store, name: str) -> list[str]:

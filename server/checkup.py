@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import socket
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedmpq.system import findings
 from fedmpq.system.addresses import can_listen, split_address
 from fedmpq.system.findings import Finding, fault, good, warning
 from fedmpq.system.memory import available_memory, size_text
+from fedmpq.system.private_folders import is_open_to_others
 
 LEAST_DISK, WANTED_DISK = 200 << 20, 5 << 30
 LEAST_MEMORY, WANTED_MEMORY = 200 << 20, 1 << 30
@@ -46,8 +46,7 @@ _RENEWAL = "fedmpq server init --renew, and docs/security.md says what boards ne
 
 
 def _folder(state: StateFolder) -> Finding:
-    mode = state.path.stat().st_mode
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if is_open_to_others(state.path):
         return fault("state", f"others may enter {state.path}", f"chmod 700 {state.path}")
     return good("state", f"{state.path}, closed to others")
 
@@ -96,7 +95,7 @@ def _certificates(state: StateFolder, now: float) -> Iterator[Finding]:
         yield findings.certificate(what, begins, ends, now, _RENEWAL)
     yield good("hosts", f"boards may call it {', '.join(hosts_of(read_certificate(files.certificate)))}")
     for key in (files.key, files.authority_key):
-        if key.exists() and key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if key.exists() and is_open_to_others(key):
             yield fault("key", f"others can read {key}", f"chmod 600 {key}")
 
 

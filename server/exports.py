@@ -101,7 +101,7 @@ class Exports:
             await asyncio.to_thread(self._tidy, run, outgoing, released)
 
     def _tidy(self, run: Run, outgoing: Outgoing, released: Callable[[str], Collection[int]]) -> None:
-        rounds = {path: _round_of(path.name) for path in self._folder.glob(f"{run.run_id}-*-*")}
+        rounds = {path: round_of(path.name) for path in self._folder.glob(f"{run.run_id}-*-*")}
         kept = {run.ready, *self._claimed[run.run_id], *released(run.run_id)} if rounds else set()
         earlier = [path for path, number in rounds.items() if number < run.ready and number not in kept]
         offers = 0
@@ -160,7 +160,7 @@ async def _exporter(*words: str) -> None:
         raise ExportFailed(lines[-1] if lines else f"the export ended with {process.returncode}")
 
 
-def _round_of(name: str) -> int:
+def round_of(name: str) -> int:
     """Of RUN_ID-ROUND-FORMAT."""
     return int(name.split("-", 2)[1])
 

@@ -9,6 +9,7 @@ import grpc
 
 from fedmpq.model.export_formats import FORMATS
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.server.enrolment_calls import RETRY_AFTER
 from fedmpq.server.exports import ExportFailed
 from fedmpq.server.rate_limit import Rate, RateLimit
 from fedmpq.server.refusals import Context, refuse, refuse_argument
@@ -45,7 +46,7 @@ class ModelCalls:
             offer = await self._rollouts.offer(client.client_id, wanted)
             offer = offer or await self._newest(client, wanted, context)
         except NoVersion as error:
-            context.set_trailing_metadata((("retry-after", str(NO_VERSION_SECONDS)),))
+            context.set_trailing_metadata(((RETRY_AFTER, str(NO_VERSION_SECONDS)),))
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except ExportFailed as error:
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"the server cannot export: {error}")
@@ -84,7 +85,7 @@ class ModelCalls:
         self, client: Client, request: pb.ReportModelRequest, reason: str, context: Context
     ) -> None:
         if wait := self._reports.take(client.client_id):
-            context.set_trailing_metadata((("retry-after", str(int(wait) + 1)),))
+            context.set_trailing_metadata(((RETRY_AFTER, str(int(wait) + 1)),))
             message = "this client reports too often: retry later"
             await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         if not 1 <= request.version <= MAX_VERSION:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -23,7 +24,7 @@ def status_facts(status: pb.ServerStatus, *, running: bool) -> dict[str, Any]:
     return {
         "running": running,
         "server_version": status.server_version,
-        "time": _moment(status.time) if status.HasField("time") else None,
+        "time": _moment(status, "time"),
         "run": run_facts(status.run) if status.HasField("run") else None,
         "clients": [_client_facts(client) for client in status.clients],
     }
@@ -42,11 +43,11 @@ def run_facts(run: pb.RunStatus) -> dict[str, Any]:
         "updates": run.updates,
         "bytes_up": run.bytes_up,
         "bytes_down": run.bytes_down,
-        "created": _moment(run.created) if run.HasField("created") else None,
-        "ended": _moment(run.ended) if run.HasField("ended") else None,
-        "opened": _moment(run.opened) if run.HasField("opened") else None,
-        "deadline": _moment(run.deadline) if run.HasField("deadline") else None,
-        "waiting_since": _moment(run.waiting_since) if run.HasField("waiting_since") else None,
+        "created": _moment(run, "created"),
+        "ended": _moment(run, "ended"),
+        "opened": _moment(run, "opened"),
+        "deadline": _moment(run, "deadline"),
+        "waiting_since": _moment(run, "waiting_since"),
         "metrics": _metrics_facts(run.metrics) if run.HasField("metrics") else None,
     }
 
@@ -91,9 +92,9 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
         "engine": client.engine,
         "accuracy": client.accuracy if client.HasField("accuracy") else None,
         "reason": client.reason,
-        "last_seen": _moment(client.last_seen) if client.HasField("last_seen") else None,
+        "last_seen": _moment(client, "last_seen"),
         "free_bytes": client.free_bytes if client.HasField("free_bytes") else None,
-        "certificate_ends": _moment(client.certificate_ends) if client.HasField("certificate_ends") else None,
+        "certificate_ends": _moment(client, "certificate_ends"),
     }
 
 
@@ -222,5 +223,9 @@ def _metric(run: pb.RunStatus) -> Metric:
     return metric_named(run.metrics.metric)
 
 
-def _moment(time: Timestamp) -> str:
+def _moment(message: Message, name: str) -> str | None:
+    """A message's moment in UTC; None: it has none."""
+    if not message.HasField(name):
+        return None
+    time: Timestamp = getattr(message, name)
     return f"{time.ToDatetime().isoformat(timespec='milliseconds')}Z"

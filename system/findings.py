@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from fedmpq.system.free_disk import free_bytes
 
 State = Literal["good", "warning", "fault"]
 DAY = 86400.0
@@ -63,10 +64,15 @@ def certificate(what: str, begins: float, ends: float, now: float, renewal: str)
     return good(what, f"good until {last}")
 
 
+def nearest(folder: Path) -> Path:
+    """The folder itself, or the first above it that is there."""
+    return next(path for path in (folder, *folder.resolve().parents) if path.exists())
+
+
 def disk(folder: Path, least: int, wanted: int) -> Finding:
     """Free space where the folder is, or will be made."""
-    there = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+    there = nearest(folder)
+    free = free_bytes(there)
     words = f"{free / 1e9:.1f} GB free at {there}"
     if free < least:
         return fault("disk", words, f"free {(least - free) / 1e6:.0f} MB at least")

@@ -27,3 +27,8 @@ def closed_folder(folder: Path) -> Path:
     """Like `private_folder`, but a `folder` that is there gets mode 0700 too; those above it stay."""
     private_folder(folder).chmod(OWNER_ONLY)
     return folder
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Whether anyone but its owner may read, write or enter it."""
+    return bool(path.stat().st_mode & 0o077)

@@ -66,11 +66,6 @@ class OnnxRunner:
     def class_names(self) -> list[str]:
         return list(self.metadata["classes"])
 
-    @property
-    def task(self) -> str:
-        """What the model is for; files of earlier versions classify."""
-        return str(self.metadata.get("task", "classification"))
-
     def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """The outputs of pixels, uint8 (N, H, W, C): logits of classes or labels, or values."""
         logits: NDArray[np.float32] = self.session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]

@@ -809,7 +809,9 @@ def test_an_update_that_waits_is_delivered_and_not_trained_again(
         scene.federation.on_stream = []
     before = len(scene.federation.calls)
     scene.play(again)
-    assert scene.federation.calls[before : before + 2] == [("GetUpload", 0), ("Upload", 300)]
+    # The stream's own calls run beside the delivery and may fall between the two.
+    delivery = [call for call in scene.federation.calls[before:] if call[0] in ("GetUpload", "Upload")]
+    assert delivery[:2] == [("GetUpload", 0), ("Upload", 300)]
     assert "epoch" not in caplog.text
     assert scene.federation.complete() == [scene.work.update(scene.data)]
 

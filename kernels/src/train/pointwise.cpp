@@ -9,19 +9,13 @@
 #include "buffer.h"
 #include "fedmpq/training.h"
 #include "ops.h"
+#include "scalars.h"
 #include "threads.h"
 
 namespace fedmpq {
 namespace {
 
 constexpr int entries_of_table = 256;
-
-// One image's codes a byte each, in `scratch` if they are stored otherwise.
-const uint8_t* as_bytes(const FedmpqCodes& codes, int image, int64_t count, uint8_t* scratch) {
-  if (codes.pairs == 0) return codes.data + image * count;
-  ops().unpack(codes.data + image * ((count + 1) / 2), count, scratch);
-  return scratch;
-}
 
 // Sums of errors that were clipped, in lanes: the order of additions is the same everywhere.
 struct Clipped {
@@ -35,12 +29,6 @@ void total(const Clipped* parts, int images, double* clipped) {
       clipped[0] += static_cast<double>(parts[image].above[l]);
       clipped[1] += static_cast<double>(parts[image].below[l]);
     }
-}
-
-uint16_t halved(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
 // The elements of an image as pixels and channels, of which the right factor has one code for each channel. Without

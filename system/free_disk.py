@@ -1,4 +1,4 @@
-"""How much room the board's disk has, for the operator's table."""
+"""How much room a disk has."""
 
 from __future__ import annotations
 
