@@ -4,7 +4,7 @@
 2. Its colours become RGB, or grey as L = (19595 R + 38470 G + 7471 B + 32768) >> 16. Transparency is
    dropped, a palette is looked up, and 16 bits a channel become their upper 8.
 3. It is resized by area: half the size is the exact mean of 2x2 pixels, any other is Pillow's BOX filter, the
-   mean of the pixels whose centres lie in the new one's area.
+   mean of the pixels whose centres lie in the new one's area, along rows and then along columns.
 
 Pillow's `draft` mode, which decodes a JPEG at a fraction of its size, is not used: no other decoder has it,
 and it is up to 12 grey levels away from the mean of the pixels.

@@ -55,9 +55,7 @@ def describe(model: DeployedModel, target: Target, content: bytes) -> Card:
 
 
 def task_facts(model: DeployedModel) -> dict[str, Any]:
-    """What a file itself tells of its task and of what its input stands for; nothing of a classification."""
-    if model.graph.task == "classification":
-        return {}
+    """What a file itself tells of its task and of what its input stands for."""
     image = model.graph.input
     return {"task": model.graph.task, "input": {"scale": image.scale, "zero_point": image.zero_point}}
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from fedmpq.data.dataset import DataError, Dataset, resize
+from fedmpq.data.dataset import DataError, Dataset, Images, resize
 from tests.data.files import pixels
 
 small_images = hnp.arrays(
@@ -115,3 +116,36 @@ def test_a_third_is_the_mean_of_nine() -> None:
 def test_impossible_sizes_are_refused(size: Any) -> None:
     with pytest.raises(DataError, match=r"1\.\.4096"):
         resize(pixels(1, 4, 4, 1), size)
+
+
+@given(
+    old=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    new=st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_resizing_goes_along_rows_and_then_along_columns(
+    old: tuple[int, int], new: tuple[int, int], seed: int
+) -> None:
+    image = np.random.default_rng(seed).integers(0, 256, old, np.uint8)
+    expected = image if old == new else means_of_rows(means_of_rows(image, new[1]).T, new[0]).T
+    if old == (2 * new[0], 2 * new[1]):
+        expected = ((image.reshape(new[0], 2, new[1], 2).sum((1, 3), np.int64) + 2) >> 2).astype(np.uint8)
+    np.testing.assert_array_equal(resize(image[None, :, :, None], new)[0, :, :, 0], expected)
+
+
+def means_of_rows(image: Images, width: int) -> Images:
+    """Each new pixel the mean of those whose centres lie in its part, all counting the same in 2^-22."""
+    old = image.shape[1]
+    if old == width:
+        return image
+    columns, scale = [], Fraction(old, width)
+    for place in range(width):
+        half = max(scale, Fraction(1)) / 2
+        distances = [i + Fraction(1, 2) - (place + Fraction(1, 2)) * scale for i in range(old)]
+        # Where a centre lies on an edge, the last bit of a float decides to which part it belongs.
+        assume(half not in map(abs, distances))
+        within = [i for i, distance in enumerate(distances) if abs(distance) < half]
+        total = image[:, within].astype(np.int64).sum(1)
+        share = round(Fraction(1 << 22, len(within)))
+        columns.append((share * total + (1 << 21)) >> 22)
+    return np.stack(columns, 1).astype(np.uint8)
