@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +31,29 @@ class OwnRounds(Rounds):
     server_peak_mb: float
 
 
-def run(model: str, image: tuple[int, int, int], budget: float, rounds: int, folder: Path) -> OwnRounds:
-    """`rounds` measured rounds of FedMPQ, all boards with that budget; logs stay in `folder`."""
+def run(
+    model: str,
+    image: tuple[int, int, int],
+    budget: float,
+    rounds: int,
+    folder: Path,
+    *,
+    watched: bool = False,
+) -> OwnRounds:
+    """`rounds` measured rounds of FedMPQ, all boards with that budget; logs stay in `folder`.
+
+    `watched`: the server shows its dashboard, and somebody looks at it all the time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     token, config, port = _token(folder / "server"), folder / "bench.toml", free_port()
     config.write_text(_settings(model, image, rounds + 1), encoding="utf-8")
     with ExitStack() as stack:
-        server = stack.enter_context(_server(folder / "server", config, port))
+        page = free_port() if watched else None
+        server = stack.enter_context(_server(folder / "server", config, port, page))
         wait_for_port(port, server)
+        if page is not None:
+            wait_for_port(page, server)
+            stack.enter_context(_onlooker(page))
         proxies = [stack.enter_context(Proxy(port)) for _ in range(CLIENTS)]
         boards = [
             stack.enter_context(_board(folder / f"board-{number}", proxy.port, token, budget, image))
@@ -56,10 +75,28 @@ def run(model: str, image: tuple[int, int, int], budget: float, rounds: int, fol
     )
 
 
-def _server(state: Path, config: Path, port: int) -> Program:
+def _server(state: Path, config: Path, port: int, page: int | None) -> Program:
     """Without TLS, as Flower's."""
     words = [str(config), "--state", str(state), "--listen", f"127.0.0.1:{port}", "--insecure"]
+    words += [] if page is None else ["--dashboard", str(page)]
     return Program([*FEDMPQ, "server", *words], state.with_suffix(".log"))
+
+
+@contextmanager
+def _onlooker(page: int) -> Iterator[None]:
+    """Takes every event of the dashboard, as a browser does."""
+
+    def look() -> None:
+        # It ends with the server, in the middle of a chunk.
+        with (
+            suppress(HTTPException, OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{page}/api/events") as events,
+        ):
+            while events.read1():
+                pass
+
+    threading.Thread(target=look, daemon=True).start()
+    yield
 
 
 def _token(state: Path) -> str:

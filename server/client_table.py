@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
 
@@ -30,14 +32,16 @@ def client_table(status: pb.ServerStatus, width: int, metric: Metric) -> Table:
     if width >= WIDE:
         for title in ("bit-widths", "engine"):
             table.add_column(title, no_wrap=True)
+    # Of a server that does not run there is no such time.
+    now = _seconds(status.time) if status.HasField("time") else time.time()
     for client in status.clients:
         more = (widths_text(client.bit_widths), plain(client.engine) or NONE) if width >= WIDE else ()
         style = None if client.connected else "dim"
-        table.add_row(*_row(client, status.time, width, metric), *more, style=style)
+        table.add_row(*_row(client, now, width, metric), *more, style=style)
     return table
 
 
-def _row(client: pb.ClientStatus, now: Timestamp, width: int, metric: Metric) -> tuple[str, ...]:
+def _row(client: pb.ClientStatus, now: float, width: int, metric: Metric) -> tuple[str, ...]:
     limits = ClaimLimits(
         client.max_samples if client.HasField("max_samples") else None,
         client.max_budget if client.HasField("max_budget") else None,
@@ -58,13 +62,13 @@ def _claim(claimed: str, counted: str) -> str:
     return claimed if counted == claimed else f"{counted}/{claimed}"
 
 
-def _now(client: pb.ClientStatus, now: Timestamp) -> str:
+def _now(client: pb.ClientStatus, now: float) -> str:
     """What it does; of one that is away for how long, whatever it did before."""
     if client.connected:
         return client.state or "connected"
     if not client.HasField("last_seen"):
         return "away"
-    return f"away {seconds_text(_seconds(now) - _seconds(client.last_seen))}"
+    return f"away {seconds_text(now - _seconds(client.last_seen))}"
 
 
 def waiting_text(status: pb.ServerStatus) -> str:

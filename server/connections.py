@@ -14,7 +14,7 @@ from typing import Literal
 
 from fedmpq.data.value_range import ValueRange
 from fedmpq.proto import federation_pb2
-from fedmpq.server.store.records import Client
+from fedmpq.server.store.records import Client, Sighting
 
 MAX_WAITING_EVENTS = 64
 LONG_AWAY_SECONDS = 60.0
@@ -180,6 +180,18 @@ class Connections:
         # A copy: others ask from threads of their own.
         names = dict(self._names)
         return [(name, self.seen_ago(client_id) or 0.0) for client_id, name in names.items()]
+
+    def sightings(self, now: float) -> list[Sighting]:
+        """Of all that were here since the server's start."""
+        return [
+            Sighting(
+                client_id,
+                now - (self.seen_ago(client_id) or 0.0),
+                self.certificate_ends.get(client_id),
+                self.free_bytes.get(client_id),
+            )
+            for client_id in self._names
+        ]
 
     @property
     def quiet(self) -> float:

@@ -37,7 +37,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from fedmpq.server.store.errors import StoreFailed
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10
@@ -91,6 +91,18 @@ Index(
     unique=True,
     sqlite_where=clients.c.revoked.is_(None),
     postgresql_where=clients.c.revoked.is_(None),
+)
+
+# Who was connected when, with what it said then that nothing depends on.
+sightings = Table(
+    "sightings",
+    metadata,
+    Column("client_id", String(32), ForeignKey("clients.client_id"), primary_key=True),
+    Column("last_seen", Double, nullable=False),
+    # NULL: it showed no certificate.
+    Column("certificate_ends", Double),
+    # NULL: it did not say.
+    Column("free_bytes", BigInteger),
 )
 
 runs = Table(

@@ -46,6 +46,7 @@ from fedmpq.server.run_config import (
 )
 from fedmpq.server.run_settings import OPERATIONAL, other_operation
 from fedmpq.server.served_method import served_method
+from fedmpq.server.sightings import SightingKeeper
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.errors import StoreFailed
 from fedmpq.server.store.protocol import Store
@@ -220,6 +221,8 @@ async def _serve(settings: ServerSettings) -> int:
         if settings.metrics_port is not None:
             stack.callback(_serve_metrics(coordinator, settings.metrics_port))
         runs = [await queue.add(config, again=True) for config in settings.runs]
+        keeper = SightingKeeper(store, connections, time.time)
+        keeping = asyncio.ensure_future(keeper.keep())
         conducting = asyncio.ensure_future(coordinator.conduct(settings.exit_when_done))
         administration = await stack.enter_async_context(_administration(settings, coordinator, queue.add))
         federation = await stack.enter_async_context(_federation(settings, coordinator))
@@ -233,6 +236,8 @@ async def _serve(settings: ServerSettings) -> int:
         coordinator.stop()
         await conducting
         await coordinator.settled()
+        keeping.cancel()
+        await keeper.note()
         if not settings.exit_when_done:
             return 0
         ended = [await asyncio.to_thread(store.run, run.run_id) for run in runs]

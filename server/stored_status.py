@@ -9,19 +9,29 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.store.protocol import Store
-from fedmpq.server.store.records import ENDED, LEFT, Client, Member, Round, Run, TrainingRound
+from fedmpq.server.store.records import ENDED, LEFT, Client, Member, Round, Run, Sighting, TrainingRound
 
 
 def stored_status(store: Store) -> pb.ServerStatus:
     """The run that has not ended, or else the newest, and every client that has enrolled."""
     clients = store.list_clients()
     run = store.next_run() or next(iter(store.list_runs()), None)
-    if run is None:
-        return pb.ServerStatus(clients=[client_status(client, None, None) for client in clients])
-    opened = _opened(store, run)
-    parts = {member.client_id: member for member in store.members(run.run_id)}
+    opened = None if run is None else _opened(store, run)
+    parts = {} if run is None else {member.client_id: member for member in store.members(run.run_id)}
     rows = [client_status(client, parts.get(client.client_id), opened) for client in clients]
-    return pb.ServerStatus(run=stored_run(store, run), clients=rows)
+    seen = store.sightings()
+    for row in rows:
+        if (sighting := seen.get(row.client_id)) is not None:
+            _add_sighting(row, sighting)
+    return pb.ServerStatus(run=None if run is None else stored_run(store, run), clients=rows)
+
+
+def _add_sighting(status: pb.ClientStatus, seen: Sighting) -> None:
+    status.last_seen.CopyFrom(timestamp(seen.last_seen))
+    if seen.certificate_ends is not None:
+        status.certificate_ends.CopyFrom(timestamp(seen.certificate_ends))
+    if seen.free_bytes is not None:
+        status.free_bytes = seen.free_bytes
 
 
 def stored_run(store: Store, run: Run) -> pb.RunStatus:

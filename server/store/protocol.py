@@ -23,6 +23,7 @@ from fedmpq.server.store.records import (
     RoundAddress,
     Run,
     Seat,
+    Sighting,
     ThrownOut,
     TrainingCommit,
     TrainingRound,
@@ -289,6 +290,16 @@ class Releases(Protocol):
         ones."""
 
 
+class Sightings(Protocol):
+    """When each board was last connected."""
+
+    def note_sightings(self, found: Iterable[Sighting]) -> None:
+        """All at once; each takes the place of its client's last."""
+
+    def sightings(self) -> dict[str, Sighting]:
+        """By client."""
+
+
 class OwnFacts(Protocol):
     """What the store knows of itself and of the blobs that belong to it."""
 
@@ -307,7 +318,7 @@ class OwnFacts(Protocol):
         """Blobs that are deleted."""
 
 
-class Store(Enrolment, Runs, Rounds, FailedMerges, Releases, OwnFacts, Protocol):
+class Store(Enrolment, Runs, Rounds, FailedMerges, Releases, Sightings, OwnFacts, Protocol):
     """All the facts of one server."""
 
     @property

@@ -50,6 +50,18 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Sighting:
+    """When a board was last connected, and what it showed then."""
+
+    client_id: str
+    last_seen: float
+    certificate_ends: float | None
+    """Until when its certificate is valid; None: it showed none."""
+    free_bytes: int | None
+    """On its disk; None: it did not say."""
+
+
+@dataclass(frozen=True)
 class Run:
     """A run as it stands after its last merged round."""
 

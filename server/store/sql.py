@@ -13,9 +13,10 @@ from fedmpq.server.store.records import ENDED
 from fedmpq.server.store.releases import SqlReleases
 from fedmpq.server.store.rounds import SqlRounds
 from fedmpq.server.store.runs import SqlRuns
+from fedmpq.server.store.sightings import SqlSightings
 
 
-class SqlStore(SqlEnrolment, SqlRuns, SqlRounds, SqlFailedMerges, SqlReleases, SqlOwnFacts):
+class SqlStore(SqlEnrolment, SqlRuns, SqlRounds, SqlFailedMerges, SqlReleases, SqlSightings, SqlOwnFacts):
     """`Store` in one database."""
 
     def close(self) -> None:

@@ -226,7 +226,11 @@ def test_no_one_is_let_in_without_an_identity(served: Served, ask: Ask) -> None:
 
 
 @pytest.mark.slow
-def test_it_stops_and_its_folder_remembers(served: Served, capsys: Capture) -> None:
+def test_it_stops_and_its_folder_remembers(served: Served, ask: Ask, capsys: Capture) -> None:
+    ask("server", "bundle", "camera-7")
+    hello = pb.ListenRequest(budget=4, samples=10, version="1", engine="none")
+    stream = served.stub("camera-7").Listen(hello, metadata=served.enrol("camera-7"))
+    assert next(stream).WhichOneof("event") == "welcome"
     assert served.program.terminate() == 0
     assert not (served.state / "admin.sock").exists()
     assert main(["status", "--state", str(served.state), "--json"]) == 2
@@ -234,6 +238,8 @@ def test_it_stops_and_its_folder_remembers(served: Served, capsys: Capture) -> N
     facts = json.loads(out)
     assert (facts["running"], facts["run"]["name"]) == (False, "first")
     assert "no server runs in" in err
+    seen = {client["name"]: client["last_seen"] for client in facts["clients"]}
+    assert seen["camera-7"] is not None
     served.program.restart()
     end = time.monotonic() + SECONDS
     while main(["status", "--state", str(served.state)]) != 0:
