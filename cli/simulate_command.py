@@ -8,11 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
+from fedmpq.cli.tracked_rounds import tracking
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import (
@@ -75,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--workers", type=int, metavar="N", help="client processes at a time (default: one a core)"
+    )
+    run.add_argument(
+        "--track", metavar="TARGET", help="write every round to tensorboard:FOLDER or mlflow:URI too"
     )
     run.add_argument("--overwrite", action="store_true", help="replace a run that is already in the folder")
     run.add_argument("--json", action="store_true", help="print JSON objects, one a line, instead of text")
@@ -158,7 +163,19 @@ def _console(json_on_stdout: bool) -> Console:
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
-_OWN = {"config", "out", "resume", "compare", "seeds", "tail", "workers", "overwrite", "json", "command"}
+_OWN = {
+    "config",
+    "out",
+    "resume",
+    "compare",
+    "seeds",
+    "tail",
+    "workers",
+    "track",
+    "overwrite",
+    "json",
+    "command",
+}
 """What is about the running and not of the experiment."""
 
 
@@ -268,13 +285,18 @@ def _run(
         _say(console, text, style="yellow")
 
     def tell(result: RoundResult) -> None:
+        track(result)
         if arguments.json:
             run = {"method": experiment.label, "seed": experiment.seed}
             _print_json({"type": "round", **run, **result.to_dict()})
         else:
             _say(console, report.round_line(result, experiment.rounds))
 
-    with watched(console, tell) as listener:
+    done = prepared.start.model.round
+    with (
+        tracking(arguments.track, folder, done, partial(_say, console)) as track,
+        watched(console, tell) as listener,
+    ):
         results = simulation.run(prepared, folder, arguments.workers or default_workers(), listener)
     picture = folder / "run.png"
     title = f"{experiment.label}, {experiment.model} on {Path(experiment.data).name}, seed {experiment.seed}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from fedmpq.cli.main import main
+from fedmpq.cli.tracked_rounds import tracking
+from fedmpq.lab.round_log import RoundResult
 from fedmpq.method.history import RoundFacts
 from fedmpq.method.tracking import TrackingError, open_tracker, scalars
 
@@ -100,14 +103,33 @@ def test_a_simulation_is_tracked_from_the_command_line(tmp_path: Path, capsys: C
         "--workers",
         "1",
     ]
-    assert main(["simulate", *words, "--train-limit", "100", "--out", str(tmp_path / "run")]) == 0
+    live = ["--track", f"tensorboard:{tmp_path / 'live'}"]
+    assert main(["simulate", *words, "--train-limit", "100", "--out", str(tmp_path / "run"), *live]) == 0
     capsys.readouterr()
     track = ["track", str(tmp_path / "run"), "--to", f"tensorboard:{tmp_path / 'logs'}"]
     assert main(track) == 0
     assert "run: rounds 1 to 2 written" in capsys.readouterr().out
     assert main(track) == 0
     assert capsys.readouterr().out == ""
-    assert {step for _, step in events(tmp_path / "logs" / "run")} == {1, 2}
+    later = events(tmp_path / "logs" / "run")
+    assert {step for _, step in later} == {1, 2}
+    assert events(tmp_path / "live" / "run") == later
+    again = ["simulate", *words, "--train-limit", "100", "--out", str(tmp_path / "run"), *live, "--overwrite"]
+    assert main(again) == 2
+    assert "has 2 rounds of an earlier run 'run'" in capsys.readouterr().err
+
+
+def test_a_tracker_that_fails_costs_its_rounds_alone(tmp_path: Path) -> None:
+    said: list[str] = []
+    result = RoundResult(1, None, 0.5, 10, 20, (0,), (4,), 1.0)
+    with tracking(f"tensorboard:{tmp_path / 'logs'}", tmp_path / "run", 0, said.append) as track:
+        track(result)
+        (tmp_path / "logs" / "run" / "fedmpq-tracked.json").unlink()
+        (tmp_path / "logs" / "run" / "fedmpq-tracked.json").mkdir()
+        track(replace(result, round=2))
+        track(replace(result, round=3))
+    (line,) = said
+    assert line.endswith(f"fedmpq track {tmp_path / 'run'} --to tensorboard:{tmp_path / 'logs'}")
 
 
 def test_targets_that_cannot_be_are_named(tmp_path: Path) -> None:
