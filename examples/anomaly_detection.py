@@ -78,5 +78,6 @@ if __name__ == "__main__":
         quick=quick,
         task="reconstruction",
         learning_rate=0.05,
+        fp32_learning_rate=0.05,
         code_learning_rate=0.1,
     )

@@ -20,11 +20,12 @@ def compare(
     quick: bool,
     code_learning_rate: float,
     learning_rate: float = 0.1,
+    fp32_learning_rate: float = 0.1,
     **settings: Any,
 ) -> None:
     """Print how good the boards of each budget are beside full precision; `quick` learns little.
 
-    The rates are those of the integers; full precision has 0.1, its best of 0.2, 0.1 and 0.05.
+    The first two rates are those of the integers; full precision has its best of 0.2, 0.1 and 0.05.
     """
     start = time.perf_counter()
     length = {"rounds": rounds, "epochs": epochs, "evaluate_every": rounds}
@@ -32,7 +33,12 @@ def compare(
     rates = {"learning_rate": learning_rate, "code_learning_rate": code_learning_rate}
     run = fedmpq.simulate(model, (train, test), averaging=0.0, **rates, **common)
     exact = fedmpq.simulate(
-        model, (train, test), method="fp32", statistics="calibrated", learning_rate=0.1, **common
+        model,
+        (train, test),
+        method="fp32",
+        statistics="calibrated",
+        learning_rate=fp32_learning_rate,
+        **common,
     )
     last, boards = exact.history[-1], len(common["budgets"])
     metric = "auroc" if run.graph.task == "reconstruction" else "accuracy"
