@@ -43,6 +43,10 @@ class BlobError(ValueError):
         """Of the blob; None: the whole place cannot be used."""
 
 
+class BlobsAway(OSError):
+    """The place of the blobs cannot be reached, or is not what it was; it may come back."""
+
+
 class Blobs(Protocol):
     """Bytes by their SHA-256. `lock` is held by who puts a blob until the fact that refers to it is stored,
     and by who deletes: two equal models of two runs are one blob."""
@@ -120,10 +124,14 @@ class FolderBlobs:
 
 
 class RemoteBlobs:
-    """Objects named by their hash under an fsspec URL; what is behind it writes an object whole or not."""
+    """Objects named by their hash under an fsspec URL; what is behind it writes an object whole or not.
+
+    Whatever a library raises because it is away becomes `BlobsAway`, which is waited out as a disk is.
+    """
 
     def __init__(self, url: str) -> None:
         self.lock = threading.Lock()
+        self._url = url
         try:
             fsspec = importlib.import_module("fsspec")
         except ImportError:
@@ -134,30 +142,50 @@ class RemoteBlobs:
             raise BlobError(f"{url} cannot be opened: {error}") from None
         self._files: Any = filesystem
         self._owner: str | None = None
-        self._files.makedirs(self._root, exist_ok=True)
+        with self._reached():
+            self._files.makedirs(self._root, exist_ok=True)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, BlobError):
+            raise
+        # Those of a network are of no common class: botocore's, for one, are plain exceptions.
+        except Exception as error:
+            raise BlobsAway(f"{self._url} cannot be reached: {' '.join(str(error).split())}") from error
 
     def _path(self, name: bytes) -> str:
         return f"{self._root.rstrip('/')}/{name.hex()}"
 
     def put(self, data: bytes) -> bytes:
         name = digest(data)
-        self._files.pipe_file(self._path(name), data)
+        with self._reached():
+            self._files.pipe_file(self._path(name), data)
         return name
 
     def read(self, name: bytes) -> bytes:
         try:
-            data: bytes = self._files.cat_file(self._path(name))
+            with self._reached():
+                data: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
             raise BlobError(f"blob {name.hex()} is missing from {self._root}; bring it back", name) from None
         return _checked(name, data)
 
     def delete(self, name: bytes) -> None:
-        if self._files.exists(self._path(name)):
-            self._files.rm_file(self._path(name))
+        with self._reached():
+            if self._files.exists(self._path(name)):
+                self._files.rm_file(self._path(name))
 
     def names(self) -> Iterator[bytes]:
-        self._files.invalidate_cache()
-        for path in self._files.ls(self._root, detail=False):
+        try:
+            with self._reached():
+                self._files.invalidate_cache()
+                paths = self._files.ls(self._root, detail=False)
+        except FileNotFoundError:
+            # An object store has no folders: one without objects is not there.
+            return
+        for path in paths:
             if _NAME.fullmatch(name := path.rpartition("/")[2]):
                 yield bytes.fromhex(name)
 
@@ -165,14 +193,16 @@ class RemoteBlobs:
         """Read once: unlike a disk, what is behind a URL is not taken away and put back empty."""
         if self._owner is None:
             try:
-                data: bytes = self._files.cat_file(f"{self._root.rstrip('/')}/{_OWNER}")
+                with self._reached():
+                    data: bytes = self._files.cat_file(f"{self._root.rstrip('/')}/{_OWNER}")
             except FileNotFoundError:
                 return None
             self._owner = data.decode("ascii").strip()
         return self._owner
 
     def set_owner(self, owner: str) -> None:
-        self._files.pipe_file(f"{self._root.rstrip('/')}/{_OWNER}", f"{owner}\n".encode())
+        with self._reached():
+            self._files.pipe_file(f"{self._root.rstrip('/')}/{_OWNER}", f"{owner}\n".encode())
 
 
 class Uploads:

@@ -13,15 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedmpq.exchange.wire import digest
-from fedmpq.server.blobs import BlobError, Blobs, open_blobs
+from fedmpq.server.blobs import BlobError, Blobs, BlobsAway, open_blobs
 from fedmpq.server.store.protocol import Store
 
 IN_STATE_FOLDER = ""
 """What the database remembers of a place that moves with the state folder."""
-
-
-class BlobsAway(OSError):
-    """The place of the blobs is not what it was; it may come back."""
 
 
 class OwnBlobs:

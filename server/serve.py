@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -26,7 +26,7 @@ from fedmpq.model.graph import Graph
 from fedmpq.proto import administration_pb2, federation_pb2
 from fedmpq.proto.fedmpq.v1 import administration_pb2_grpc, federation_pb2_grpc
 from fedmpq.server.administration_service import AdministrationService
-from fedmpq.server.blobs import Blobs, Outgoing, Uploads
+from fedmpq.server.blobs import Blobs, BlobsAway, Outgoing, Uploads
 from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import Exports, check_export
@@ -59,6 +59,7 @@ from fedmpq.system.logs import say
 
 log = logging.getLogger("fedmpq.server")
 
+T = TypeVar("T")
 MESSAGE_BYTES = 1 << 20
 STREAMS_PER_CONNECTION = 16
 GRACE_SECONDS = 3.0
@@ -200,11 +201,15 @@ async def _serve(settings: ServerSettings) -> int:
     stopped = asyncio.Event()
     _on_signals(loop, stopped)
     async with AsyncExitStack() as stack:
-        store = await _opened_store(settings.state.database_url(), stopped)
+        store = await _tried("the database", partial(open_store, settings.state.database_url()), stopped)
         if store is None:
             return 0
         stack.callback(store.close)
-        blobs = await asyncio.to_thread(open_own_blobs, store, settings.blobs, settings.state.blobs)
+        blobs = await _tried(
+            "the payloads", partial(open_own_blobs, store, settings.blobs, settings.state.blobs), stopped
+        )
+        if blobs is None:
+            return 0
         if settings.blobs is None and store.fact("blobs"):
             say(log, "payloads are where they were", blobs=blobs.location)
         connections = Connections(settings.max_clients)
@@ -244,15 +249,15 @@ async def _serve(settings: ServerSettings) -> int:
     return 1 if any(run.state == "aborted" for run in ended) else 0
 
 
-async def _opened_store(url: str, stopped: asyncio.Event) -> Store | None:
-    """The store, once its database can be reached; None if a signal comes first."""
+async def _tried(what: str, opening: Callable[[], T], stopped: asyncio.Event) -> T | None:
+    """What `opening` gives once it can be reached; None if a signal comes first."""
     delay = FIRST_RETRY_SECONDS
     while True:
         try:
-            return await asyncio.to_thread(open_store, url)
-        except StoreFailed as error:
+            return await asyncio.to_thread(opening)
+        except (StoreFailed, BlobsAway) as error:
             if delay == FIRST_RETRY_SECONDS:
-                say(log, "waiting for the database", level=logging.ERROR, error=str(error))
+                say(log, f"waiting for {what}", level=logging.ERROR, error=str(error))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopped.wait(), delay)
             return None

@@ -15,13 +15,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
+_TALKATIVE = ("alembic", "botocore", "aiobotocore")
+"""Libraries that tell of each step of theirs."""
 
 
 def log_events(log_format: LogFormat, level: int = logging.INFO) -> None:
     """Sends all that this process logs to standard error, as events."""
     formatter = _Json("event") if log_format == "json" else _EventText()
     logging.basicConfig(level=level, handlers=[_stderr(formatter)], force=True)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def log_sentences(log: logging.Logger, log_format: LogFormat) -> None:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from fedmpq.exchange.messages import Phase
 from fedmpq.exchange.wire import digest
+from fedmpq.server.blobs import open_blobs
+from fedmpq.server.own_blobs import place_of_blobs
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.errors import UnknownRound
 from fedmpq.server.store.protocol import Store
@@ -124,7 +126,7 @@ class Stored:
         return {member.client: member.client_id for member in self.members}
 
 
-def read_stored(store: Store, blobs: Path, name: str | None = None) -> Stored:
+def read_stored(store: Store, blobs: Path | str, name: str | None = None) -> Stored:
     """The run of that name, or the only one."""
     run = _run(store, name)
     rounds: list[Round] = []
@@ -138,7 +140,7 @@ def read_stored(store: Store, blobs: Path, name: str | None = None) -> Stored:
     return Stored(run, tuple(store.members(run.run_id)), tuple(rounds), read_blobs(blobs))
 
 
-def read_first(store: Store, blobs: Path, name: str | None = None) -> First:
+def read_first(store: Store, blobs: Path | str, name: str | None = None) -> First:
     """Before the first round has been merged."""
     run = _run(store, name)
     assert run.round == 0, f"run {run.name!r} has merged {run.round} rounds: its first model is gone"
@@ -149,7 +151,7 @@ def read_first(store: Store, blobs: Path, name: str | None = None) -> First:
 def stored_in(state: StateFolder, name: str | None = None) -> Stored:
     store = open_store(state.database_url())
     try:
-        return read_stored(store, state.blobs, name)
+        return read_stored(store, place_of_blobs(store, None, state.blobs), name)
     finally:
         store.close()
 
@@ -157,16 +159,19 @@ def stored_in(state: StateFolder, name: str | None = None) -> Stored:
 def first_in(state: StateFolder, name: str | None = None) -> First:
     store = open_store(state.database_url())
     try:
-        return read_first(store, state.blobs, name)
+        return read_first(store, place_of_blobs(store, None, state.blobs), name)
     finally:
         store.close()
 
 
-def read_blobs(folder: Path) -> dict[bytes, bytes]:
+def read_blobs(place: Path | str) -> dict[bytes, bytes]:
     """The files themselves: opening them as the server does would remove what it is just writing."""
+    if isinstance(place, str) and "://" in place:
+        remote = open_blobs(place, make=False)
+        return {name: remote.read(name) for name in remote.names()}
     return {
         bytes.fromhex(path.name): path.read_bytes()
-        for path in folder.iterdir()
+        for path in Path(place).iterdir()
         if len(path.name) == 64 and not path.name.startswith(".")
     }
 

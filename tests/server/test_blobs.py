@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedmpq.exchange.wire import digest
 from fedmpq.server.blobs import BlobError, Blobs, FolderBlobs, Outgoing, Uploads, open_blobs
+from tests.s3 import S3, running_s3
 
 
-@pytest.fixture(params=["folder", "file", "memory"])
+@pytest.fixture(params=["folder", "file", "memory", "s3"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    if request.param == "s3":
+        return open_blobs(request.getfixturevalue("s3").url(tmp_path.name))
     place = {
         "folder": str(tmp_path / "blobs"),
         "file": f"file://{tmp_path / 'blobs'}",
@@ -21,7 +25,16 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     return open_blobs(place[request.param])
 
 
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with running_s3(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+
+
 def test_the_same_bytes_are_one_blob(blobs: Blobs) -> None:
+    assert list(blobs.names()) == []
     name = blobs.put(b"payload")
     assert name == digest(b"payload")
     assert blobs.put(b"payload") == name
