@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedmpq.server.blobs import BlobError, FolderBlobs
+from fedmpq.server.blobs import BlobError, BlobsAway, FolderBlobs
 from fedmpq.server.database import sqlite_url
-from fedmpq.server.own_blobs import BlobsAway, open_own_blobs
+from fedmpq.server.own_blobs import open_own_blobs
 from fedmpq.server.store.sql import open_store
 from tests.server.facts import queue
 from tests.server.loopback import (
