@@ -59,4 +59,5 @@ if __name__ == "__main__":
     first, last = (60, 40) if quick else (1400, 397)
     train = house_numbers(images[:first], labels[:first], seed=1)
     test = house_numbers(images[-last:], labels[-last:], seed=2)
-    compare("resnet8", train, test, rounds=6, epochs=4, quick=quick, code_learning_rate=0.1)
+    rates = {"learning_rate": 0.05, "code_learning_rate": 0.2}
+    compare("resnet8", train, test, rounds=6, epochs=4, quick=quick, **rates)
