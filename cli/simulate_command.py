@@ -23,10 +23,10 @@ from fedmpq.lab.experiment import (
     make_experiment,
     read_toml,
 )
+from fedmpq.lab.pool import PROCESSES, require_place
 from fedmpq.lab.progress import watched
 from fedmpq.lab.round_log import LOG_NAME, RoundResult, logged_results
 from fedmpq.lab.simulation import Prepared
-from fedmpq.lab.workers import default_workers
 from fedmpq.method.setting import EXPERT, FLEET, LOCAL, WHAT, FieldType, field_types
 
 N = TypeVar("N", int, float)
@@ -75,8 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--tail", type=int, metavar="N", default=1, help="last rounds the table averages (default: 1)"
     )
+    run.add_argument("--workers", type=int, metavar="N", help="clients at a time (default: one a core)")
     run.add_argument(
-        "--workers", type=int, metavar="N", help="client processes at a time (default: one a core)"
+        "--on",
+        metavar="PLACE",
+        default=PROCESSES,
+        help="where clients train: processes (default), ray (on this machine), or ray://HOST:PORT",
     )
     run.add_argument(
         "--track", metavar="TARGET", help="write every round to tensorboard:FOLDER or mlflow:URI too"
@@ -132,6 +136,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ExperimentError(f"--{name} {value} is too small; the least is 1")
+    require_place(arguments.on)
     if arguments.seeds is not None and arguments.compare is None:
         raise ExperimentError("--seeds goes with --compare; a single run takes --seed")
     try:
@@ -172,6 +177,7 @@ _OWN = {
     "tail",
     "workers",
     "track",
+    "on",
     "overwrite",
     "json",
     "command",
@@ -297,7 +303,7 @@ def _run(
         tracking(arguments.track, folder, done, partial(_say, console)) as track,
         watched(console, tell) as listener,
     ):
-        results = simulation.run(prepared, folder, arguments.workers or default_workers(), listener)
+        results = simulation.run(prepared, folder, arguments.workers, listener, arguments.on)
     picture = folder / "run.png"
     title = f"{experiment.label}, {experiment.model} on {Path(experiment.data).name}, seed {experiment.seed}"
     report.plot_run([each.facts() for each in results], [node.name for node in graph.layers], title, picture)

@@ -27,8 +27,8 @@ from fedmpq.lab import simulation
 from fedmpq.lab.checkpoint import FILE_NAME, CheckpointError
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.partition import PartitionError
+from fedmpq.lab.pool import WorkerError
 from fedmpq.lab.round_log import LOG_NAME, RoundResult, read_log
-from fedmpq.lab.workers import WorkerError
 from fedmpq.system.machine import physical_memory
 from fedmpq.training.engine import EngineError, TrainingError
 

@@ -20,10 +20,10 @@ from fedmpq.data.tasks import for_task
 from fedmpq.lab import report, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
+from fedmpq.lab.pool import PROCESSES
 from fedmpq.lab.progress import watched
 from fedmpq.lab.round_log import RoundResult
 from fedmpq.lab.run import Run, load_run
-from fedmpq.lab.workers import default_workers
 from fedmpq.method.registry import MakesMethod
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     workers: int | None = None,
+    on: str = PROCESSES,
     progress: bool = True,
     **settings: Any,
 ) -> Run:
@@ -55,8 +56,9 @@ def simulate(
     as `fedmpq simulate --data` takes it, a `DataSource`, a `Dataset`, a torch data set of (sample, label)
     pairs, arrays `(samples, labels)`, or a pair of two of these: training and test. Without test images a
     tenth is kept for it. `method` is a name, or a class of your own (see `fedmpq.QuantizedMethod`). `folder`
-    keeps the run; without one it is gone when the program ends. Other settings are those of `fedmpq
-    simulate`, such as `epochs=2`.
+    keeps the run; without one it is gone when the program ends. Clients train in `workers` processes, by
+    default one a core; with `on="ray"` on Ray, with `on="ray://HOST:PORT"` on that cluster. Other settings
+    are those of `fedmpq simulate`, such as `epochs=2`.
     """
     experiment = make_experiment(_named(model, data, budgets, rounds, method, settings))
     train, test = _loaded(data, experiment)
@@ -73,7 +75,7 @@ def simulate(
         console.print(report.round_line(result, experiment.rounds), soft_wrap=True)
 
     with watched(console, tell) as listener:
-        simulation.run(prepared, place, workers or default_workers(), listener)
+        simulation.run(prepared, place, workers, listener, on)
     return load_run(place, method=own)
 
 

@@ -8,6 +8,7 @@ one does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +26,12 @@ from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.first_model import make_graph, seeded_module
 from fedmpq.lab.partition import dirichlet_partition
+from fedmpq.lab.pool import PROCESSES, Pool, Returned, Sent, require_place
 from fedmpq.lab.probes import Probe, probes_of
+from fedmpq.lab.ray_pool import RayPool
 from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log
 from fedmpq.lab.round_parts import counted_bytes, part_of
-from fedmpq.lab.workers import Returned, Sent, WorkerPool
+from fedmpq.lab.workers import WorkerPool
 from fedmpq.method.protocol import Method
 from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.registry import MakesMethod, float_method, integer_method
@@ -129,19 +132,23 @@ def reopen(folder: Path, rounds: int | None = None) -> Prepared:
     return Prepared(checkpoint.experiment, train, test, parts, checkpoint)
 
 
-def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> list[RoundResult]:
+def run(
+    prepared: Prepared, folder: Path, workers: int | None, listener: Listener, on: str = PROCESSES
+) -> list[RoundResult]:
     """All rounds that are left; results go to the folder's log, one JSON object a line.
 
-    The folder is this process's alone meanwhile: two would write their lines into one log.
+    Clients train in so many workers, by default one a core: processes of this machine, or actors of Ray. The
+    folder is this process's alone meanwhile: two would write their lines into one log.
     """
+    require_place(on)
     experiment, graph = prepared.experiment, prepared.start.graph
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked_folder(folder):
             if experiment.trains_floats:
-                return _run(float_method(experiment, graph), prepared, folder, workers, listener)
+                return _run(float_method(experiment, graph), prepared, folder, workers, listener, on)
             method = integer_method(experiment, graph, prepared.own_method)
-            return _run(method, prepared, folder, workers, listener)
+            return _run(method, prepared, folder, workers, listener, on)
     except FolderTaken:
         raise ExperimentError(
             f"another simulation works in {folder}; wait until it has ended, or choose another --out"
@@ -149,22 +156,19 @@ def run(prepared: Prepared, folder: Path, workers: int, listener: Listener) -> l
 
 
 def _run(
-    method: Method[Sent, Returned], prepared: Prepared, folder: Path, workers: int, listener: Listener
+    method: Method[Sent, Returned],
+    prepared: Prepared,
+    folder: Path,
+    workers: int | None,
+    listener: Listener,
+    on: str,
 ) -> list[RoundResult]:
     experiment, checkpoint = prepared.experiment, prepared.start
     results = logged_results(folder, checkpoint.model.round)
     save_checkpoint(folder, checkpoint)
     write_log(folder, experiment, results)
-    pool: WorkerPool[Sent, Returned]
-    with WorkerPool(
-        experiment,
-        checkpoint.graph,
-        prepared.train,
-        prepared.test,
-        prepared.parts,
-        workers,
-        prepared.module if experiment.trains_floats else None,
-    ) as pool:
+    pool: Pool[Sent, Returned] = _opened(prepared, workers, on)
+    with closing(pool):
         model = checkpoint.model
         while model.round < experiment.rounds:
             model, result = _round(method, model, experiment, pool, listener)
@@ -176,6 +180,15 @@ def _run(
                 Progress(model.round, experiment.rounds, len(result.clients), len(result.clients), result)
             )
     return results
+
+
+def _opened(prepared: Prepared, workers: int | None, on: str) -> Pool[Sent, Returned]:
+    experiment, graph = prepared.experiment, prepared.start.graph
+    data = prepared.train, prepared.test, prepared.parts
+    module = prepared.module if experiment.trains_floats else None
+    if on == PROCESSES:
+        return WorkerPool(experiment, graph, *data, workers, module)
+    return RayPool(experiment, graph, *data, workers, module, on=on)
 
 
 def load_data(experiment: Experiment, source: DataSource | None = None) -> tuple[Dataset, Dataset]:
@@ -238,7 +251,7 @@ def _round(
     method: Method[Sent, Returned],
     model: GlobalModel,
     experiment: Experiment,
-    pool: WorkerPool[Sent, Returned],
+    pool: Pool[Sent, Returned],
     listener: Listener,
 ) -> tuple[GlobalModel, RoundResult]:
     clock = Stopwatch()
@@ -296,7 +309,7 @@ class Measured:
 def _calibrate(
     method: Method[Sent, Returned],
     model: GlobalModel,
-    pool: WorkerPool[Sent, Returned],
+    pool: Pool[Sent, Returned],
     clients: Sequence[ClientRecord],
 ) -> Measured:
     """These clients measure the statistics of what they would run."""
@@ -313,7 +326,7 @@ def _evaluate(
     method: Method[Sent, Returned],
     model: GlobalModel,
     experiment: Experiment,
-    pool: WorkerPool[Sent, Returned],
+    pool: Pool[Sent, Returned],
 ) -> Accuracies:
     probes = probes_of(method, model)
     scores = pool.scores(probes)

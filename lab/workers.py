@@ -1,7 +1,4 @@
-"""Worker processes of a simulation: each trains clients and evaluates models, one torch thread each.
-
-A result depends on its task alone, never on which worker did it or how many there are.
-"""
+"""Worker processes of a simulation on this machine: each trains clients and evaluates models."""
 
 from __future__ import annotations
 
@@ -12,12 +9,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -26,32 +22,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.data.dataset import Dataset
-from fedmpq.data.tasks import anomalies
 from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
-from fedmpq.exchange.messages import Assignment, Calibration, Update, unpack_layers
+from fedmpq.exchange.messages import Assignment, Calibration, Update
 from fedmpq.lab.experiment import Experiment
-from fedmpq.lab.first_model import seeded_module
-from fedmpq.lab.probes import IntegerProbe, Probe
-from fedmpq.model.deployed import DeployedModel
+from fedmpq.lab.pool import Parts, Returned, Sent, WorkerError
+from fedmpq.lab.probes import Probe
+from fedmpq.lab.worker import Worker, one_thread_each
 from fedmpq.model.graph import Graph
-from fedmpq.model.metrics import Score, score_of
+from fedmpq.model.metrics import Score
 from fedmpq.system.machine import available_cores
-from fedmpq.training.engine import TrainingError
-from fedmpq.training.integer_trainer import IntegerTrainer
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedmpq.training.float_trainer import FloatTrainer
-
-Sent = TypeVar("Sent", bound=Assignment | FloatAssignment)
-Returned = TypeVar("Returned", bound=Update | FloatUpdate)
 S = TypeVar("S")
 T = TypeVar("T")
-
-
-class WorkerError(RuntimeError):
-    """A worker process that died."""
+Client = tuple[Assignment | FloatAssignment, NDArray[np.int64]]
+"""What a client is sent, and which training samples are its own."""
 
 
 @dataclass(frozen=True)
@@ -64,63 +51,6 @@ class _Setup:
     """The network to train in full precision, unless the experiment names it."""
     class_names: tuple[str, ...]
     folder: str
-    parts: tuple[NDArray[np.int64], ...]
-
-
-class Worker:
-    """Trains clients and evaluates models, one task after the other."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        graph: Graph,
-        train: Dataset,
-        test: Dataset,
-        parts: Sequence[NDArray[np.int64]],
-        module: nn.Module | None = None,
-    ) -> None:
-        self._experiment = experiment
-        self._graph = graph
-        self._train, self._test, self._parts = train, test, parts
-        self._module = module
-        self._integers = IntegerTrainer(graph, experiment.engine)
-
-    @cached_property
-    def _floats(self) -> FloatTrainer:
-        from fedmpq.training.float_trainer import FloatTrainer
-
-        outputs, channels = self._graph.shapes[self._graph.output][0], self._graph.input.channels
-        return FloatTrainer(self._graph, self._module or seeded_module(self._experiment, outputs, channels))
-
-    def train(self, assignment: Assignment | FloatAssignment) -> Update | FloatUpdate:
-        data = self._train.subset(self._parts[assignment.client])
-        try:
-            if isinstance(assignment, FloatAssignment):
-                return self._floats.train(assignment, data)
-            return self._integers.train(assignment, data)
-        except TrainingError as error:
-            raise TrainingError(f"client {assignment.client}, round {assignment.round}: {error}") from None
-
-    def measure(self, assignment: Assignment | FloatAssignment) -> Calibration:
-        data = self._train.subset(self._parts[assignment.client])
-        if isinstance(assignment, FloatAssignment):
-            return self._floats.measure(assignment, data)
-        return self._integers.measure(assignment, data)
-
-    def score(self, probe: Probe) -> Score:
-        test = self._test
-        given = test.labels if test.targets is None else test.targets
-        return score_of(self._graph, self._logits(probe), test.images, given, anomalies(test))
-
-    def _logits(self, probe: Probe) -> NDArray[np.float32]:
-        from fedmpq.training.torch_engine import full_precision_logits
-
-        graph, images = self._graph, self._test.images
-        if isinstance(probe, IntegerProbe):
-            return DeployedModel(graph, unpack_layers(graph, probe.layers), probe.side).logits(images)
-        if self._experiment.trains_floats:
-            return self._floats.logits(probe.weights, probe.side, images)
-        return full_precision_logits(graph, probe.weights, probe.side, images)
 
 
 _worker: Worker | Exception | None = None
@@ -130,8 +60,7 @@ def _start(setup: _Setup) -> None:
     global _worker
     # Ctrl-C goes to the whole group; the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A model that diverges overflows on its way there; what it comes to is checked, and told once.
-    np.seterr(over="ignore", invalid="ignore")
+    one_thread_each()
     threading.Thread(target=_follow_parent, args=(setup.folder,), daemon=True).start()
     try:
         _worker = _made(setup)
@@ -141,12 +70,8 @@ def _start(setup: _Setup) -> None:
 
 
 def _made(setup: _Setup) -> Worker:
-    import torch
-
-    torch.set_num_threads(1)
     graph = Graph.from_bytes(setup.graph)
-    train, test = _load(setup, "train"), _load(setup, "test")
-    return Worker(setup.experiment, graph, train, test, setup.parts, setup.module)
+    return Worker(setup.experiment, graph, _load(setup, "train"), _load(setup, "test"), setup.module)
 
 
 def _follow_parent(folder: str) -> None:
@@ -158,12 +83,12 @@ def _follow_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _train(assignment: Assignment | FloatAssignment) -> Update | FloatUpdate:
-    return _ready().train(assignment)
+def _train(client: Client) -> Update | FloatUpdate:
+    return _ready().train(*client)
 
 
-def _measure(assignment: Assignment | FloatAssignment) -> Calibration:
-    return _ready().measure(assignment)
+def _measure(client: Client) -> Calibration:
+    return _ready().measure(*client)
 
 
 def _score(probe: Probe) -> Score:
@@ -178,7 +103,7 @@ def _ready() -> Worker:
 
 
 class WorkerPool(Generic[Sent, Returned]):
-    """Runs clients and evaluations in parallel; a context manager."""
+    """Runs clients and evaluations in processes of this machine."""
 
     def __init__(
         self,
@@ -186,24 +111,23 @@ class WorkerPool(Generic[Sent, Returned]):
         graph: Graph,
         train: Dataset,
         test: Dataset,
-        parts: Sequence[NDArray[np.int64]],
-        workers: int,
+        parts: Parts,
+        workers: int | None = None,
         module: nn.Module | None = None,
     ) -> None:
+        self._parts = parts
         self._folder = tempfile.TemporaryDirectory(prefix="fedmpq-")
         _save(Path(self._folder.name), "train", train)
         _save(Path(self._folder.name), "test", test)
-        setup = _Setup(
-            experiment, graph.to_bytes(), module, train.class_names, self._folder.name, tuple(parts)
-        )
+        setup = _Setup(experiment, graph.to_bytes(), module, train.class_names, self._folder.name)
         self._pool = ProcessPoolExecutor(
-            workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start, initargs=(setup,)
+            workers or default_workers(),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start,
+            initargs=(setup,),
         )
 
-    def __enter__(self) -> WorkerPool[Sent, Returned]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         processes = list((getattr(self._pool, "_processes", None) or {}).values())
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
@@ -215,19 +139,22 @@ class WorkerPool(Generic[Sent, Returned]):
     def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
         """Updates as they are ready."""
         with _worker_errors():
-            for future in as_completed(self._submit(_train, assignments)):
+            for future in as_completed(self._submit(_train, self._clients(assignments))):
                 # Whoever is sent codes gives back codes, and floats floats; a process boundary has no types.
                 yield cast("Returned", future.result())
 
     def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
         """The statistics that each client measures, in order."""
         with _worker_errors():
-            return [future.result() for future in self._submit(_measure, assignments)]
+            return [future.result() for future in self._submit(_measure, self._clients(assignments))]
 
     def scores(self, probes: Iterable[Probe]) -> list[Score]:
         """How well each probe does on the test data, in order."""
         with _worker_errors():
             return [future.result() for future in self._submit(_score, probes)]
+
+    def _clients(self, assignments: Iterable[Sent]) -> Iterator[Client]:
+        return ((assignment, self._parts[assignment.client]) for assignment in assignments)
 
     def _submit(self, function: Callable[[S], T], tasks: Iterable[S]) -> list[Future[T]]:
         # Processes start here, when they are first needed. They inherit the mask, so that Ctrl-C cannot reach

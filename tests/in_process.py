@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedmpq.data.dataset import Dataset
 from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
 from fedmpq.exchange.messages import Assignment, Calibration, Update
 from fedmpq.lab.experiment import Experiment
+from fedmpq.lab.pool import Parts
 from fedmpq.lab.probes import Probe
-from fedmpq.lab.workers import Worker
+from fedmpq.lab.worker import Worker
 from fedmpq.model.graph import Graph
 from fedmpq.model.metrics import Score
 
@@ -30,28 +29,25 @@ class InProcessPool:
         graph: Graph,
         train: Dataset,
         test: Dataset,
-        parts: Sequence[NDArray[np.int64]],
-        workers: int,
+        parts: Parts,
+        workers: int | None = None,
         module: torch.nn.Module | None = None,
     ) -> None:
         self.graph = graph
-        self._worker = Worker(experiment, graph, train, test, parts, module)
+        self._worker, self._parts = Worker(experiment, graph, train, test, module), parts
         self._threads = torch.get_num_threads()
-
-    def __enter__(self) -> InProcessPool:
         # As in a worker: another number of threads may sum in another order.
         torch.set_num_threads(1)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         torch.set_num_threads(self._threads)
 
     def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
         for assignment in reversed(list(assignments)):
-            yield self._worker.train(assignment)
+            yield self._worker.train(assignment, self._parts[assignment.client])
 
     def calibrate(self, assignments: Iterable[Sent]) -> list[Calibration]:
-        return [self._worker.measure(assignment) for assignment in assignments]
+        return [self._worker.measure(one, self._parts[one.client]) for one in assignments]
 
     def scores(self, probes: Iterable[Probe]) -> list[Score]:
         return [self._worker.score(probe) for probe in probes]

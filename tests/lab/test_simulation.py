@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,10 +28,11 @@ from fedmpq.lab import round_parts, simulation
 from fedmpq.lab.checkpoint import FILE_NAME, Checkpoint, load_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError, make_experiment
 from fedmpq.lab.partition import PartitionError
+from fedmpq.lab.pool import WorkerError
 from fedmpq.lab.probes import FullProbe, IntegerProbe, Probe, probes_of
 from fedmpq.lab.round_log import LOG_NAME, Accuracies, RoundResult, read_log
 from fedmpq.lab.simulation import Prepared, Progress, prepare, reopen, run
-from fedmpq.lab.workers import WorkerError, WorkerPool, default_workers
+from fedmpq.lab.workers import WorkerPool, default_workers
 from fedmpq.method.archive import Tensors
 from fedmpq.method.recipe import ABLATIONS
 from fedmpq.method.registry import float_method, integer_method
@@ -157,8 +159,8 @@ def pool() -> Iterator[WorkerPool]:
     """One worker that is going to be killed."""
     prepared = prepare(small())
     parts = (prepared.experiment, prepared.start.graph, prepared.train, prepared.test, prepared.parts)
-    pool: WorkerPool[Assignment, Update]
-    with WorkerPool(*parts, 1) as pool:
+    pool: WorkerPool[Assignment, Update] = WorkerPool(*parts, 1)
+    with closing(pool):
         yield pool
 
 
@@ -208,9 +210,9 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     gone = replace(prepared.experiment, model="no_such_module_at_all:build")
     parts = (gone, prepared.start.graph, prepared.train, prepared.test, prepared.parts)
     probe = FullProbe(prepared.start.model.weights, prepared.start.model.side)
-    pool: WorkerPool[FloatAssignment, FloatUpdate]
+    pool: WorkerPool[FloatAssignment, FloatUpdate] = WorkerPool(*parts, 1)
     with (
-        WorkerPool(*parts, 1) as pool,
+        closing(pool),
         pytest.raises(ModelError, match=r"no_such_module.*cannot be imported"),
     ):
         pool.scores([probe])
