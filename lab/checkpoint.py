@@ -94,7 +94,13 @@ def _from_arrays(meta: dict[str, Any], arrays: dict[str, Any]) -> Checkpoint:
 def _check(checkpoint: Checkpoint) -> None:
     """The clients are of the experiment, and their bit-widths of the graph."""
     graph, model = checkpoint.graph, checkpoint.model
-    if tuple(client.budget for client in model.clients) != checkpoint.experiment.budgets:
+    experiment, first = checkpoint.experiment, range(len(checkpoint.experiment.budgets))
+    numbers = [client.client for client in model.clients]
+    if (
+        numbers[: len(first)] != list(first)
+        or (experiment.population is None and len(numbers) != len(first))
+        or any(client.budget != experiment.budget_of(client.client) for client in model.clients)
+    ):
         raise CheckpointError("its clients are not those of its experiment")
     for widths in (
         model.bit_widths,

@@ -11,9 +11,13 @@ from typing import Any
 from fedmpq.method import settings as method_settings
 from fedmpq.method.setting import FLEET, LOCAL, WHAT, setting
 from fedmpq.method.settings import MethodSettings, typed_settings
+from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.grid import MAX_BITS
+from fedmpq.system.named_object import is_path
 from fedmpq.training.engine import DEFAULT_ENGINE, engine_names
 
+MAX_POPULATION = 2**31
+"""Random numbers are keyed by 32 bits of a client's number, and one of them is the server's."""
 PAPER_BUDGETS = (2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 8.0, 8.0)
 DATA_HELP = "digits, fashion-mnist, cifar10:DIR, cifar100:DIR, a folder, an .npz, or your own as MODULE:CLASS"
 
@@ -36,12 +40,18 @@ class Experiment(MethodSettings):
     budgets: tuple[float, ...] = setting(PAPER_BUDGETS, FLEET, "bits per weight of each client")
     alpha: float = setting(0.5, FLEET, "Dirichlet concentration of classes; inf: an even split")
     participation: float = setting(0.5, FLEET, "share of the clients in each round")
+    population: int | None = setting(None, FLEET, "so many clients, over which the budgets repeat")
+    client_samples: int = setting(50, FLEET, "samples of each client of a population")
+    partition: str | None = setting(
+        None, FLEET, "which samples each client has, by your own function", metavar="MODULE:FUNCTION"
+    )
     engine: str = setting(DEFAULT_ENGINE, LOCAL, "what computes", choices=engine_names())
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_budgets()
         self._check_at_least_one("size", "train_limit", "test_limit")
+        self._check_population()
         if not self.alpha > 0:
             raise ExperimentError(f"alpha = {self.alpha} must be positive (inf for an even split)")
         if not 0 < self.participation <= 1:
@@ -54,9 +64,27 @@ class Experiment(MethodSettings):
             if not 1 <= budget <= MAX_BITS:
                 raise ExperimentError(f"a budget of {budget:g} bits per weight is outside 1..{MAX_BITS}")
 
+    def _check_population(self) -> None:
+        if self.population is not None and not len(self.budgets) <= self.population <= MAX_POPULATION:
+            raise ExperimentError(
+                f"population = {self.population} is outside {len(self.budgets)}..{MAX_POPULATION}; it has at "
+                "least one client for each of the budgets"
+            )
+        if self.client_samples < MIN_SAMPLES:
+            raise ExperimentError(
+                f"client_samples = {self.client_samples} is too small; the least is {MIN_SAMPLES}"
+            )
+        if self.partition is not None and not is_path(self.partition):
+            raise ExperimentError(f"partition = {self.partition!r} is not package.module:function")
+
     @property
     def clients(self) -> int:
-        return len(self.budgets)
+        """How many there are."""
+        return len(self.budgets) if self.population is None else self.population
+
+    def budget_of(self, client: int) -> float:
+        """A client's bits per weight; over a population the budgets repeat."""
+        return self.budgets[client % len(self.budgets)]
 
     @property
     def clients_per_round(self) -> int:

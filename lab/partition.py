@@ -47,18 +47,23 @@ def class_histogram(labels: NDArray[np.int64], parts: Sequence[Indices], classes
 
 
 def _check(labels: NDArray[np.int64], clients: int, alpha: float, min_per_client: int) -> None:
-    low, high = ALPHA_RANGE
     if clients < 1 or min_per_client < 0:
         raise PartitionError(
             f"{clients} clients of at least {min_per_client} images: at least 1 client and 0 images needed"
         )
-    if not (low <= alpha <= high or alpha == math.inf):
-        raise PartitionError(f"alpha is {alpha}, must lie in {low:g}..{high:g}, or be inf for an even split")
+    check_alpha(alpha)
     if labels.ndim != 1 or len(labels) < max(1, clients * min_per_client):
         raise PartitionError(
             f"labels of shape {labels.shape} cannot give {clients} clients {min_per_client} images each: "
             "use fewer clients or a smaller min_per_client"
         )
+
+
+def check_alpha(alpha: float) -> None:
+    """An error unless classes can be skewed by it."""
+    low, high = ALPHA_RANGE
+    if not (low <= alpha <= high or alpha == math.inf):
+        raise PartitionError(f"alpha is {alpha}, must lie in {low:g}..{high:g}, or be inf for an even split")
 
 
 def _draw_cuts(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from fedmpq.exchange.messages import pack_layers
 from fedmpq.method.protocol import Method
-from fedmpq.method.state import GlobalModel
+from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.quantized import PackedLayer, Side, Weights
 
 Sent = TypeVar("Sent")
@@ -36,13 +36,15 @@ class IntegerProbe:
 Probe = FullProbe | IntegerProbe
 
 
-def probes_of(method: Method[Sent, Returned], model: GlobalModel) -> list[Probe]:
-    """`W` first, then each distinct deployment."""
+def probes_of(
+    method: Method[Sent, Returned], model: GlobalModel, clients: Iterable[ClientRecord]
+) -> list[Probe]:
+    """`W` first, then each distinct deployment of these clients."""
     final = model.final
     return [
         FullProbe(final.weights, final.side),
         *(
             IntegerProbe(pack_layers(each.layers), each.side, tuple(client.client for client in each.clients))
-            for each in method.deployments(model, model.clients)
+            for each in method.deployments(model, clients)
         ),
     ]

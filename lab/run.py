@@ -28,6 +28,10 @@ ANYONE = -1
 """The number of a client that no run has: a budget's own."""
 
 
+NAMED = 20
+"""So many clients are named in an error."""
+
+
 class RunError(ValueError):
     """A run that cannot be read, or asked for what it does not have."""
 
@@ -92,7 +96,9 @@ class Run:
         named = [record for record in records if self.client_names[record.client] == wanted]
         for record in named or [record for record in records if str(record.client) == str(wanted)]:
             return record
-        known = ", ".join(self.client_names.values())
+        names = list(self.client_names.values())
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        known = ", ".join(names[:NAMED]) + more
         raise RunError(f"run {self.name!r} has no client {wanted}; it has {known}")
 
     def __repr__(self) -> str:

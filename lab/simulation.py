@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpq.data.data_source import DataSource
 from fedmpq.data.dataset import Dataset, resized
@@ -25,18 +24,16 @@ from fedmpq.data.value_range import BOARDS, ValueRange, agreed_range, parse_rang
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.first_model import make_graph, seeded_module
-from fedmpq.lab.partition import dirichlet_partition
-from fedmpq.lab.pool import PROCESSES, Pool, Returned, Sent, require_place
+from fedmpq.lab.fleet import chosen, evaluated, first_clients, knowing, parts_of
+from fedmpq.lab.pool import PROCESSES, Parts, Pool, Returned, Sent, require_place
 from fedmpq.lab.probes import Probe, probes_of
 from fedmpq.lab.ray_pool import RayPool
 from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log
 from fedmpq.lab.round_parts import counted_bytes, part_of
 from fedmpq.lab.workers import WorkerPool
 from fedmpq.method.protocol import Method
-from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.registry import MakesMethod, float_method, integer_method
 from fedmpq.method.state import ClientRecord, GlobalModel
-from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.metrics import METRICS
 from fedmpq.model.module_state import initial_state
 from fedmpq.model.task import outputs_of
@@ -69,7 +66,7 @@ class Prepared:
     experiment: Experiment
     train: Dataset
     test: Dataset
-    parts: tuple[NDArray[np.int64], ...]
+    parts: Parts
     start: Checkpoint
     module: nn.Module | None = None
     """The network itself where it was given and not named; clients that train in full precision need it."""
@@ -90,14 +87,11 @@ def prepare_with(
     own_method: MakesMethod | None = None,
 ) -> Prepared:
     """The same with data that is loaded already, and perhaps a module or a method that has no name."""
-    parts = _parts(experiment, train)
+    parts = parts_of(experiment, train.labels)
     outputs = outputs_of(experiment.task, len(train.class_names), train.image_shape)
     network = module or seeded_module(experiment, outputs, train.image_shape[2])
     graph = make_graph(experiment, train, network)
-    clients = [
-        ClientRecord(n, budget, len(part))
-        for n, (budget, part) in enumerate(zip(experiment.budgets, parts, strict=True))
-    ]
+    clients = first_clients(experiment, parts)
     weights, side = initial_state(network, graph)
     if experiment.weights is not None:
         weights, side = earlier_weights(experiment.weights).start(graph, weights, side)
@@ -119,12 +113,11 @@ def reopen(folder: Path, rounds: int | None = None) -> Prepared:
             )
         checkpoint = replace(checkpoint, experiment=replace(checkpoint.experiment, rounds=rounds))
     train, test = load_data(checkpoint.experiment)
-    parts = _parts(checkpoint.experiment, train)
-    image, samples = checkpoint.graph.input, tuple(client.samples for client in checkpoint.model.clients)
+    parts, image = parts_of(checkpoint.experiment, train.labels), checkpoint.graph.input
     if (
         train.image_shape != (image.height, image.width, image.channels)
         or train.class_names != checkpoint.class_names
-        or tuple(len(part) for part in parts) != samples
+        or any(len(parts[client.client]) != client.samples for client in checkpoint.model.clients)
     ):
         raise ExperimentError(
             f"the data at {checkpoint.experiment.data} is not what {folder} was started with"
@@ -171,7 +164,7 @@ def _run(
     with closing(pool):
         model = checkpoint.model
         while model.round < experiment.rounds:
-            model, result = _round(method, model, experiment, pool, listener)
+            model, result = _round(method, model, prepared, pool, listener)
             # The log first: a result without its checkpoint is cut off on resuming; the reverse is lost.
             append_result(folder, result)
             save_checkpoint(folder, replace(checkpoint, model=model))
@@ -228,7 +221,10 @@ def value_range_of(experiment: Experiment) -> ValueRange | None:
 def _range(experiment: Experiment, train: Samples) -> ValueRange | None:
     if experiment.data_range is None or train.is_coded:
         return None
-    parts = [train.subset(part) for part in _parts(experiment, train)]
+    if experiment.population is not None:
+        # Every sample is some client's, and there may be more clients than samples.
+        return range_of(experiment.data_range, [train])
+    parts = [train.subset(part) for part in parts_of(experiment, train.labels)]
     return range_of(experiment.data_range, parts)
 
 
@@ -239,24 +235,17 @@ def range_of(data_range: str, parts: Sequence[Samples]) -> ValueRange:
     return agreed_range([bounds for part in parts if (bounds := part.bounds()) is not None])
 
 
-def _parts(experiment: Experiment, train: Dataset | Samples) -> tuple[NDArray[np.int64], ...]:
-    return tuple(
-        dirichlet_partition(
-            train.labels, experiment.clients, experiment.alpha, experiment.seed, min_per_client=MIN_SAMPLES
-        )
-    )
-
-
 def _round(
     method: Method[Sent, Returned],
     model: GlobalModel,
-    experiment: Experiment,
+    prepared: Prepared,
     pool: Pool[Sent, Returned],
     listener: Listener,
 ) -> tuple[GlobalModel, RoundResult]:
-    clock = Stopwatch()
+    clock, experiment = Stopwatch(), prepared.experiment
     number = model.round + 1
-    selected = select_clients(model.clients, experiment.seed, number, experiment.clients_per_round)
+    selected = chosen(experiment, prepared.parts, model)
+    model = knowing(model, selected)
     assignments = [method.assign(model, client) for client in selected]
     updates = []
     listener(Progress(number, experiment.rounds, 0, len(selected)))
@@ -271,15 +260,14 @@ def _round(
     evaluates = experiment.evaluates(number)
     measured = Measured(merged)
     if evaluates and method.calibrates:
-        # Those of the round are at hand; what the run ends with, everybody measures.
-        measured = _calibrate(
-            method, merged, pool, merged.clients if number >= experiment.rounds else selected
-        )
+        # Those of the round are at hand; what the run ends with, all measure, unless they are a population.
+        everybody = number >= experiment.rounds and experiment.population is None
+        measured = _calibrate(method, merged, pool, merged.clients if everybody else selected)
     merged = measured.model
     clock.end("calibrating")
     accuracies = _evaluate(method, merged, experiment, pool) if evaluates else None
     clock.end("measuring")
-    samples = {client.client: client.samples for client in model.clients}
+    samples = {client.client: client.samples for client in selected}
     assignments.sort(key=lambda assignment: assignment.client)
     parts = tuple(part_of(method.graph, *both) for both in zip(assignments, updates, strict=True))
     return merged, RoundResult(
@@ -328,12 +316,13 @@ def _evaluate(
     experiment: Experiment,
     pool: Pool[Sent, Returned],
 ) -> Accuracies:
-    probes = probes_of(method, model)
+    clients = evaluated(experiment, model)
+    probes = probes_of(method, model, clients)
     scores = pool.scores(probes)
     values = [score.value for score in scores]
-    deployed, mean = _deployed(probes, values, model.clients)
+    deployed, mean = _deployed(probes, values, clients)
     others = {
-        name: _deployed(probes, [score.others[name] for score in scores], model.clients)[1]
+        name: _deployed(probes, [score.others[name] for score in scores], clients)[1]
         for name in scores[0].others
     }
     return Accuracies(values[0], {} if experiment.trains_floats else deployed, mean, others)

@@ -19,7 +19,6 @@ from fedmpq.exchange.messages import (
     Calibration,
     Update,
     bit_widths,
-    pack_layers,
     rounded_side,
     unpack_layers,
 )
@@ -47,7 +46,7 @@ from fedmpq.model.batch_statistics import quantized_statistics, unquantized_stat
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, measure, statistics_names
 from fedmpq.model.graph import Graph
 from fedmpq.model.grid import MAX_BITS, check_bits
-from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights, dequantize_all
+from fedmpq.model.quantized import Layers, PackedLayer, QuantizedLayer, Side, Weights, dequantize_all
 from fedmpq.model.randomness import SERVER, Draws, Purpose
 
 
@@ -60,6 +59,7 @@ class RoundQuantizer:
         self._side = side
         self._recipe = recipe
         self._cache: dict[tuple[str, int], QuantizedLayer] = {}
+        self._packed: dict[tuple[str, int], PackedLayer] = {}
         self._sides: dict[tuple[int, ...], Side] = {}
         self._sent_sides: dict[tuple[int, ...], Side] = {}
         self._errors: NDArray[np.float64] | None = None
@@ -72,7 +72,7 @@ class RoundQuantizer:
 
     def share(self, other: RoundQuantizer) -> None:
         """Take over what one of the same weights has quantized: side tensors do not matter to it."""
-        self._cache, self._errors = other._cache, other._errors
+        self._cache, self._packed, self._errors = other._cache, other._packed, other._errors
 
     def layer(self, name: str, bits: int) -> QuantizedLayer:
         key = name, bits
@@ -87,6 +87,12 @@ class RoundQuantizer:
         return {
             node.name: self.layer(node.name, b) for node, b in zip(self._graph.layers, widths, strict=True)
         }
+
+    def packed(self, widths: Sequence[int]) -> dict[str, PackedLayer]:
+        """The same as clients are sent it; those who are sent the same layer share it."""
+        keys = [(node.name, bits) for node, bits in zip(self._graph.layers, widths, strict=True)]
+        self._packed |= {key: self.layer(*key).pack() for key in keys if key not in self._packed}
+        return {name: self._packed[name, bits] for name, bits in keys}
 
     def side(self, widths: tuple[int, ...]) -> Side:
         """The side tensors that go with the model at these bit-widths."""
@@ -163,7 +169,7 @@ class QuantizedMethod:
     def assign(self, model: GlobalModel, client: ClientRecord) -> Assignment:
         """What the client is sent for round `model.round + 1`."""
         widths, quantizer = self.deal(model, client), self.quantizer(model)
-        layers, side = pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths)
+        layers, side = quantizer.packed(widths), quantizer.sent_side(widths)
         return Assignment(
             self.seed, model.round + 1, client.client, layers, side, self.recipe.plan_of(model.round + 1)
         )
@@ -177,7 +183,7 @@ class QuantizedMethod:
         """What the client's device would run after `model.round` rounds, for it to measure the statistics."""
         final = model.final
         widths, quantizer = self.deal(final, client), self.quantizer(final)
-        layers, side = pack_layers(quantizer.layers(widths)), quantizer.sent_side(widths)
+        layers, side = quantizer.packed(widths), quantizer.sent_side(widths)
         return Assignment(self.seed, model.round, client.client, layers, side, self.recipe.plan)
 
     def calibrated(self, model: GlobalModel, found: Iterable[Calibration]) -> GlobalModel:

@@ -89,9 +89,10 @@ def assert_same_model(one: GlobalModel, other: GlobalModel) -> None:
 
 
 def probes(checkpoint: Checkpoint) -> list[Probe]:
+    model = checkpoint.model
     if checkpoint.experiment.trains_floats:
-        return probes_of(float_method(checkpoint.experiment, checkpoint.graph), checkpoint.model)
-    return probes_of(integer_method(checkpoint.experiment, checkpoint.graph), checkpoint.model)
+        return probes_of(float_method(checkpoint.experiment, checkpoint.graph), model, model.clients)
+    return probes_of(integer_method(checkpoint.experiment, checkpoint.graph), model, model.clients)
 
 
 def assert_same_run(one: Path, other: Path) -> None:
