@@ -13,6 +13,7 @@ SECURITY_ACTIONS = ("init", "token", "bundle", "limit", "rename", "revoke")
 """The keys of `security_commands.ACTIONS`, here without what these import."""
 DEFAULT_LISTEN = "127.0.0.1:8470"
 DEFAULT_MAX_CLIENTS = 10_000
+DEFAULT_LEASE, MOST_LEASE = 15.0, 3600.0
 
 
 class CommandError(ValueError):
@@ -90,6 +91,14 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         help="connected at a time (default: %(default)s)",
     )
     parser.add_argument(
+        "--lease",
+        type=float,
+        default=DEFAULT_LEASE,
+        metavar="S",
+        help="seconds after which a server that stands by takes over from one that is gone "
+        "(default: %(default)g)",
+    )
+    parser.add_argument(
         "--log-format", choices=("text", "json"), default="text", help="of the lines on standard error"
     )
 
@@ -134,6 +143,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     if arguments.max_clients < 1:
         raise CommandError(f"--max-clients {arguments.max_clients} is too small; the least is 1")
+    if not 1 <= arguments.lease <= MOST_LEASE:
+        raise CommandError(f"--lease {arguments.lease:g} is outside 1..{MOST_LEASE:g} seconds")
     state = StateFolder(arguments.state)
     settings = ServerSettings(
         state=state,
@@ -145,6 +156,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         blobs=arguments.blobs,
         metrics_port=arguments.metrics_port,
         max_clients=arguments.max_clients,
+        lease_seconds=arguments.lease,
     )
     check_listen(settings)
     if arguments.database:

@@ -37,7 +37,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from fedmpq.server.store.errors import StoreFailed
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0008"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10
@@ -284,6 +284,20 @@ pins = Table(
 
 # Names of all blobs that were put, from before that until after they are deleted. No other is ever deleted.
 blobs = Table("blobs", metadata, Column("name", LargeBinary, primary_key=True))
+
+# Which server leads; at most one row.
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("seat", Integer, primary_key=True, autoincrement=False),
+    # What tells the servers apart.
+    Column("holder", Text, nullable=False),
+    # Grows whenever somebody begins to lead.
+    Column("epoch", BigInteger, nullable=False),
+    # By the database's clock.
+    Column("expires", Double, nullable=False),
+    CheckConstraint("seat = 0", name="one_leader"),
+)
 
 # About the database itself: its id, which its blobs bear too, and where they are.
 facts = Table(

@@ -32,6 +32,7 @@ from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.exports import Exports, check_export
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.first_model_process import first_model
+from fedmpq.server.leading import Lease, holder_of
 from fedmpq.server.own_blobs import open_own_blobs
 from fedmpq.server.public_calls import PublicCallLimit
 from fedmpq.server.resources import FIRST_RETRY_SECONDS, MOST_RETRY_SECONDS
@@ -60,6 +61,8 @@ from fedmpq.system.logs import say
 log = logging.getLogger("fedmpq.server")
 
 T = TypeVar("T")
+DEPOSED = 75
+"""Exit code of a server that another has taken over from: started again, it stands by."""
 MESSAGE_BYTES = 1 << 20
 STREAMS_PER_CONNECTION = 16
 GRACE_SECONDS = 3.0
@@ -121,6 +124,8 @@ class ServerSettings:
     """A folder or an fsspec URL; None: in the state folder."""
     metrics_port: int | None
     max_clients: int
+    lease_seconds: float
+    """After so long one that stands by takes over from a leader that is gone."""
 
 
 def run_server(settings: ServerSettings) -> int:
@@ -205,6 +210,11 @@ async def _serve(settings: ServerSettings) -> int:
         if store is None:
             return 0
         stack.callback(store.close)
+        lease = Lease(store, holder_of(settings.state.path), settings.lease_seconds)
+        if not await lease.take(stopped):
+            return 0
+        stack.push_async_callback(lease.end)
+        lease.keep(stopped.set)
         blobs = await _tried(
             "the payloads", partial(open_own_blobs, store, settings.blobs, settings.state.blobs), stopped
         )
@@ -232,7 +242,8 @@ async def _serve(settings: ServerSettings) -> int:
         administration = await stack.enter_async_context(_administration(settings, coordinator, queue.add))
         federation = await stack.enter_async_context(_federation(settings, coordinator))
         await _until(stopped, conducting)
-        say(log, "stopping", reason="a signal" if stopped.is_set() else "all runs have ended")
+        reason = "another server leads" if lease.deposed else "a signal"
+        say(log, "stopping", reason=reason if stopped.is_set() else "all runs have ended")
         if not stopped.is_set():
             await coordinator.farewell(FAREWELL_SECONDS)
         await connections.drain(DRAIN_SECONDS)
@@ -242,6 +253,8 @@ async def _serve(settings: ServerSettings) -> int:
         await conducting
         await coordinator.settled()
         keeping.cancel()
+        if lease.deposed:
+            return DEPOSED
         await keeper.note()
         if not settings.exit_when_done:
             return 0

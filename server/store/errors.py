@@ -42,3 +42,10 @@ class NoVersion(StoreError):
 class StoreFailed(OSError):
     """The database cannot be reached or written to. If it broke off while it stored something, that may have
     happened or not; reading the facts again tells."""
+
+
+class Deposed(StoreFailed):
+    """Another server leads by now; nothing was written."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"another server leads since this one did, in epoch {epoch}")

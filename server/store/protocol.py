@@ -16,6 +16,7 @@ from fedmpq.server.store.records import (
     CalibrationRound,
     Client,
     Installation,
+    Leader,
     Member,
     ModelReport,
     Release,
@@ -300,6 +301,26 @@ class Sightings(Protocol):
         """By client."""
 
 
+class Leadership(Protocol):
+    """Which of the servers on one database leads."""
+
+    def lead(self, holder: str, seconds: float) -> int | None:
+        """Begin to lead for so many seconds, unless another holder does: the epoch, or None.
+
+        From then on every write of this store is refused (`Deposed`) once somebody else leads. The same
+        holder begins anew at once: it knows that what led under its name before is gone.
+        """
+
+    def renew(self, seconds: float) -> None:
+        """Lead for so many seconds from now on; `Deposed` if another does."""
+
+    def step_down(self) -> None:
+        """Lead no longer, so that another need not wait."""
+
+    def leader(self) -> Leader | None:
+        """None: nobody has led."""
+
+
 class OwnFacts(Protocol):
     """What the store knows of itself and of the blobs that belong to it."""
 
@@ -318,7 +339,7 @@ class OwnFacts(Protocol):
         """Blobs that are deleted."""
 
 
-class Store(Enrolment, Runs, Rounds, FailedMerges, Releases, Sightings, OwnFacts, Protocol):
+class Store(Enrolment, Runs, Rounds, FailedMerges, Releases, Sightings, Leadership, OwnFacts, Protocol):
     """All the facts of one server."""
 
     @property

@@ -50,6 +50,16 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Leader:
+    """The server that leads, or has led last."""
+
+    holder: str
+    epoch: int
+    left: float
+    """Seconds until its lease is over; negative: since then."""
+
+
+@dataclass(frozen=True)
 class Sighting:
     """When a board was last connected, and what it showed then."""
 

@@ -7,6 +7,7 @@ from sqlalchemy import and_, select
 from fedmpq.server.database import open_database, rounds, runs, seats
 from fedmpq.server.store.enrolment import SqlEnrolment
 from fedmpq.server.store.failed_merges import SqlFailedMerges
+from fedmpq.server.store.leadership import SqlLeadership
 from fedmpq.server.store.own_facts import SqlOwnFacts
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import ENDED
@@ -16,7 +17,16 @@ from fedmpq.server.store.runs import SqlRuns
 from fedmpq.server.store.sightings import SqlSightings
 
 
-class SqlStore(SqlEnrolment, SqlRuns, SqlRounds, SqlFailedMerges, SqlReleases, SqlSightings, SqlOwnFacts):
+class SqlStore(
+    SqlEnrolment,
+    SqlRuns,
+    SqlRounds,
+    SqlFailedMerges,
+    SqlReleases,
+    SqlSightings,
+    SqlLeadership,
+    SqlOwnFacts,
+):
     """`Store` in one database."""
 
     def close(self) -> None:

@@ -8,15 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from fedmpq.server.database import one_line, writing
-from fedmpq.server.store.errors import StoreFailed
+from fedmpq.server.store.errors import Deposed, StoreFailed
 from fedmpq.system.logs import say
 
 log = logging.getLogger("fedmpq.server")
 
+PAUSED_SECONDS = 15
+"""A transaction that stands still for so long in PostgreSQL is rolled back: its process may have been paused,
+and another that wants to take over waits for it."""
+_FENCE = {
+    "sqlite": text("SELECT epoch FROM leadership"),
+    "postgresql": text(
+        f"SELECT epoch, set_config('idle_in_transaction_session_timeout', '{PAUSED_SECONDS}s', true)"
+        " FROM leadership FOR SHARE"
+    ),
+}
 _Kind = Literal["read", "write"]
 
 
@@ -25,6 +35,8 @@ class Transactions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.epoch: int | None = None
+        """Under which this store's server leads; None: it writes whoever leads, as the commands do."""
         # SQLite lets one writer in and has the others sleep and try again; a lock wakes them at once.
         self._lock = threading.Lock()
         self._failures: dict[_Kind, str] = {}
@@ -41,6 +53,14 @@ class Transactions:
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
+        """A transaction that is refused where another server leads by now."""
+        with self._unfenced_write() as connection:
+            if self.epoch is not None:
+                _require_epoch(connection, self.epoch)
+            yield connection
+
+    @contextmanager
+    def _unfenced_write(self) -> Iterator[Connection]:
         with self._failing("write"), self._lock, writing(self._engine) as connection:
             yield connection
 
@@ -58,3 +78,9 @@ class Transactions:
             raise StoreFailed(failure) from error
         if self._failures.pop(kind, None) is not None:
             say(log, "the database answers again")
+
+
+def _require_epoch(connection: Connection, epoch: int) -> None:
+    """The row stays as it is until the transaction is over; in SQLite there is one writer anyway."""
+    if connection.execute(_FENCE[connection.dialect.name]).scalar() != epoch:
+        raise Deposed(epoch)
