@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fedmpq.proto import administration_pb2 as pb
 from fedmpq.server.administration_client import CALL_SECONDS, NotRunning, administration
+from fedmpq.server.leading import holder_of
 from fedmpq.server.state_folder import StateFolder, add_state_argument
 from fedmpq.server.status_report import console, status_facts, status_line, status_table
 from fedmpq.server.store.sql import open_store
@@ -44,8 +45,8 @@ def run_command(arguments: argparse.Namespace) -> int:
         with administration(state) as server:
             status = server.GetStatus(pb.GetStatusRequest(), timeout=CALL_SECONDS)
     except NotRunning as reason:
-        _show_remembered(state, arguments.json)
-        print(f"fedmpq status: {reason}", file=sys.stderr)
+        leader = _show_remembered(state, arguments.json)
+        print(f"fedmpq status: {reason}{leader}", file=sys.stderr)
         return NOT_RUNNING
     _show(status, as_json=arguments.json, running=True)
     return 0
@@ -59,13 +60,18 @@ def _show(status: pb.ServerStatus, *, as_json: bool, running: bool) -> None:
         screen.print(status_table(status, screen.width))
 
 
-def _show_remembered(state: StateFolder, as_json: bool) -> None:
-    if state.exists:
-        store = open_store(state.database_url())
-        try:
-            _show(stored_status(store), as_json=as_json, running=False)
-        finally:
-            store.close()
+def _show_remembered(state: StateFolder, as_json: bool) -> str:
+    """Says in words which server leads, where that is another one."""
+    if not state.exists:
+        return ""
+    store = open_store(state.database_url())
+    try:
+        _show(stored_status(store), as_json=as_json, running=False)
+        leader = store.leader()
+    finally:
+        store.close()
+    elsewhere = leader is not None and leader.left > 0 and leader.holder != holder_of(state.path)
+    return f"; the one that leads is {leader.holder}" if leader is not None and elsewhere else ""
 
 
 def _watch(state: StateFolder, as_json: bool) -> int:

@@ -83,4 +83,4 @@ def recordings(count: int, seed: int) -> fedmpq.Dataset:
 if __name__ == "__main__":
     quick = "--quick" in sys.argv[1:]
     train, test = recordings(96 if quick else 1800, seed=1), recordings(48 if quick else 600, seed=2)
-    compare("ds_cnn", train, test, rounds=8, epochs=3, quick=quick, code_learning_rate=0.1)
+    compare("ds_cnn", train, test, rounds=8, epochs=3, quick=quick, code_learning_rate=0.2)

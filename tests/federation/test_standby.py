@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fedmpq.server.leading import holder_of
 from fedmpq.server.serve import DEPOSED
 from tests.databases import running_postgres
 from tests.federation.federation import Federation, assert_same
@@ -41,6 +43,11 @@ def test_who_stands_by_takes_over_from_a_paused_leader(tmp_path: Path, database:
         port, second = standby(federation, words)
         with second, Proxy(federation.port) as balancer:
             second.wait_for("standing by")
+            told = subprocess.run(
+                [*FEDMPQ, "status", "--state", str(tmp_path / "standby")], capture_output=True, text=True
+            )
+            assert told.returncode == 2
+            assert f"; the one that leads is {holder_of(federation.state)}" in told.stderr
             federation.start_boards(balancer.port)
             leader.wait_for("round merged run=parts round=2 ")
             leader.process.send_signal(signal.SIGSTOP)
@@ -48,7 +55,7 @@ def test_who_stands_by_takes_over_from_a_paused_leader(tmp_path: Path, database:
             wait_for_port(port, second)
             balancer.target = port
             balancer.cut()
-            second.wait_for("round merged run=parts round=4 ")
+            second.wait_for("client connected")
             leader.process.send_signal(signal.SIGCONT)
             assert leader.wait() == DEPOSED, leader.last_words()
             assert "deposed reason=" in leader.text()
