@@ -37,7 +37,7 @@ def standby(federation: Federation, words: list[str]) -> tuple[int, Program]:
 
 @pytest.mark.slow
 def test_who_stands_by_takes_over_from_a_paused_leader(tmp_path: Path, database: str) -> None:
-    words = ["--blobs", str(tmp_path / "blobs"), "--lease", "2"]
+    words = ["--blobs", str(tmp_path / "blobs"), "--lease", "8"]
     with Federation(tmp_path, (2, 8), {"rounds": 6}, database) as federation:
         leader = federation.start_server(*words)
         port, second = standby(federation, words)
