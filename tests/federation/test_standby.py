@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedmpq.server.leading import holder_of
 from fedmpq.server.serve import DEPOSED
 from tests.databases import running_postgres
 from tests.federation.federation import Federation, assert_same
-from tools.programs import FEDMPQ, Program, free_port, wait_for_port
+from tools.programs import FEDMPQ, Program, free_port, listens, wait_for_port, wait_until
 from tools.tcp_proxy import Proxy
 
 
@@ -22,6 +25,10 @@ from tools.tcp_proxy import Proxy
 def database() -> Iterator[str]:
     with running_postgres() as server:
         yield server.url.render_as_string(hide_password=False)
+
+
+KILLS = int(os.environ.get("FEDMPQ_TEST_KILLS", "2"))
+"""Of leaders in one run; more take some ten seconds each."""
 
 
 def standby(federation: Federation, words: list[str]) -> tuple[int, Program]:
@@ -62,3 +69,31 @@ def test_who_stands_by_takes_over_from_a_paused_leader(tmp_path: Path, database:
             federation.server = second
             assert_same(federation.finish(), federation.simulated())
             assert "Traceback" not in leader.text() + second.text()
+
+
+@pytest.mark.slow
+def test_leaders_are_killed_at_any_moment(tmp_path: Path, database: str) -> None:
+    words = ["--blobs", str(tmp_path / "blobs"), "--lease", "3"]
+    random = np.random.default_rng(KILLS)
+    with Federation(tmp_path, (2, 8), {"rounds": 3 * KILLS}, database) as federation:
+        first = federation.start_server(*words)
+        port, second = standby(federation, words)
+        servers = {federation.port: first, port: second}
+        with first, second, Proxy(federation.port) as balancer:
+            federation.start_boards(balancer.port)
+            for _ in range(KILLS):
+                time.sleep(random.uniform(0, 4))
+                leading = balancer.target
+                if not servers[leading].running:
+                    break
+                servers[leading].kill()
+                servers[leading].restart()
+                # Whoever is quicker: the one that stood by, or the killed one, which knows its own lease.
+                wait_until(lambda: any(map(listens, servers)), "a leader", list(servers.values()))
+                balancer.target = next(filter(listens, servers))
+                balancer.cut()
+            for board in federation.boards.values():
+                assert board.wait() == 0, board.last_words()
+            federation.server = servers[balancer.target]
+            assert_same(federation.finish(), federation.simulated())
+            assert "Traceback" not in first.text() + second.text()
