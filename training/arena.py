@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 from fedmpq.kernels.memory import Buffer
 
 _ALIGNMENT = 64
+_KEPT = 8
+"""Layouts whose places are remembered: of the batch sizes of one model, with and without spare buffers."""
 
 
 @dataclass
@@ -25,9 +28,6 @@ class _Life:
 
     first: int = -1
     last: int = -1
-
-    def meets(self, other: _Life) -> bool:
-        return self.first <= other.last and other.first <= self.last
 
     @property
     def moments(self) -> slice:
@@ -121,17 +121,30 @@ class Layout:
 
 
 def _place(buffers: list[StepBuffer]) -> int:
-    """The largest first, each as low as it fits; where the last of them ends."""
-    placed: list[StepBuffer] = []
-    for buffer in sorted(buffers, key=lambda each: each.size, reverse=True):
-        buffer.start = 0
-        for other in placed:  # in the order of their places
-            if other.life.meets(buffer.life) and other.end > buffer.start:
-                if other.start >= buffer.end:
+    """Give each its place; where the last of them ends."""
+    starts = _starts(tuple((buffer.size, buffer.life.first, buffer.life.last) for buffer in buffers))
+    for buffer, start in zip(buffers, starts, strict=True):
+        buffer.start = start
+    return max((buffer.end for buffer in buffers), default=0)
+
+
+@lru_cache(_KEPT)
+def _starts(sizes_and_lives: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+    """The largest first, each as low as it fits. Buffers are given by size, first and last moment; who trains
+    one client after the other asks for the same again and again."""
+    starts = [0] * len(sizes_and_lives)
+    placed: list[tuple[int, int, int, int]] = []  # start, end, first and last moment, in the order of starts
+    for number in sorted(range(len(starts)), key=lambda each: sizes_and_lives[each][0], reverse=True):
+        size, first, last = sizes_and_lives[number]
+        start = 0
+        for other_start, other_end, other_first, other_last in placed:
+            if other_first <= last and first <= other_last and other_end > start:
+                if other_start >= start + size:
                     break
-                buffer.start = other.end
-        insort(placed, buffer, key=lambda each: each.start)
-    return max((buffer.end for buffer in placed), default=0)
+                start = other_end
+        insort(placed, (start, start + size, first, last), key=lambda each: each[0])
+        starts[number] = start
+    return tuple(starts)
 
 
 class Arena:

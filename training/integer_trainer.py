@@ -15,10 +15,11 @@ class IntegerTrainer:
 
     def __init__(self, graph: Graph, engine: str) -> None:
         self._graph = graph
-        self._engine = engine
+        # One for all clients: it keeps its memory, and each loads it anew.
+        self._engine = make_engine(engine, threads=1)
 
     def train(self, assignment: Assignment, data: Dataset) -> Update:
-        return run_local_round(make_engine(self._engine, threads=1), self._graph, assignment, data)
+        return run_local_round(self._engine, self._graph, assignment, data)
 
     def measure(self, assignment: Assignment, data: Dataset) -> Calibration:
         return run_calibration(self._graph, assignment, data)

@@ -283,3 +283,23 @@ def test_what_gathered_under_codes_that_stayed_turns_none_over() -> None:
     kept = quantize(sent.weights() + (weights + within - sent.weights()) * np.float32(0.999), sent.step, 2)
     np.testing.assert_array_equal(kept, sent.codes)
     assert within.sum() > 0
+
+
+@given(
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.4, 3.0, 60.0, 1e4]),
+    st.integers(1, 3000),
+    st.integers(0, 2**32 - 1),
+)
+def test_counting_equal_changes_finds_the_step_that_going_through_all_finds(
+    bits: int, deviation: float, count: int, seed: int
+) -> None:
+    """Three rounds of twelve steps in geometric series, each judged by every weight."""
+    change = normal(bits, deviation, count, seed)
+    low, best, high = 1, spanning(change, bits), spanning(change, bits)
+    for _ in range(3):
+        tried = sorted({best, *(round(low * (high / low) ** (place / 11)) for place in range(12))})
+        errors = [squared_error(change, step, bits) for step in tried]
+        place = errors.index(min(errors))
+        best, low, high = tried[place], tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
+    assert int(changed(change, bits).step) == best
