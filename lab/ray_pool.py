@@ -143,10 +143,12 @@ class RayPool(Generic[Sent, Returned]):
             raise
 
     def close(self) -> None:
-        for seat in self._seats:
-            self._ray.kill(seat.actor)
-        self._seats = []
-        self._cluster.close()
+        try:
+            for seat in self._seats:
+                self._ray.kill(seat.actor)
+        finally:
+            self._seats = []
+            self._cluster.close()
 
     def train(self, assignments: Iterable[Sent]) -> Iterator[Returned]:
         """Updates as they are ready."""
