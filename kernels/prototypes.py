@@ -21,6 +21,20 @@ class Prototype(NamedTuple):
     arguments: tuple[Argument, ...]
 
 
+class FedmpqChanges(CStruct):
+    elements = {"planes": "uint8", "steps": "int32", "places": "int32"}
+    _fields_ = [
+        ("planes", c_void_p),
+        ("steps", c_void_p),
+        ("places", c_void_p),
+        ("boards", c_int64),
+        ("rows", c_int64),
+        ("row", c_int64),
+        ("bits", c_int32),
+        ("within", c_int32),
+    ]
+
+
 class FedmpqConv(CStruct):
     elements = {}
     _fields_ = [
@@ -140,6 +154,15 @@ PROTOTYPES = {
         Argument("m", c_int64),
         Argument("bits", c_int32),
         Argument("counts", c_void_p, "int64"),)),
+    "fedmpq_add_changes": Prototype(c_int64, (
+        Argument("changes", FedmpqChanges),
+        Argument("weights", c_void_p, "int32"),
+        Argument("sums", c_void_p, "int64"),)),
+    "fedmpq_changes": Prototype(c_int64, (
+        Argument("changes", FedmpqChanges),
+        Argument("first", c_int64),
+        Argument("count", c_int64),
+        Argument("out", c_void_p, "int32"),)),
     "fedmpq_philox4x32": Prototype(c_int32, (
         Argument("counter", c_void_p, "uint32"),
         Argument("key", c_void_p, "uint32"),

@@ -136,6 +136,21 @@ def merge_deltas(
     return merged
 
 
+def moved_by(
+    weights: Mapping[str, NDArray[np.float32]], sums: Mapping[str, NDArray[np.float64]], total: int
+) -> dict[str, NDArray[np.float32]]:
+    """``W + sum / total`` of every tensor in float64, rounded once to float32; sums are flat, in C order."""
+    if total <= 0:
+        raise MergeError("the updates weigh nothing in total; nothing to divide by")
+    merged = {}
+    for name, change in sums.items():
+        with np.errstate(over="ignore"):
+            moved = weights[name] + (change / total).reshape(weights[name].shape)
+            merged[name] = np.asarray(moved, np.float32)
+        _require_float32(name, merged[name])
+    return merged
+
+
 def moving_share(decay: float, rounds: int) -> float:
     """The newest model's share in `sum_k decay^k W_(t-k) / sum_k decay^k`, `t` = `rounds`:
     ``(1 - decay) / (1 - decay^t)``, from 1 in the first round down to ``1 - decay``."""

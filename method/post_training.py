@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.method.pruning_growing import deal_best
-from fedmpq.method.quantized_method import RoundQuantizer
 from fedmpq.method.recipe import Recipe
+from fedmpq.method.round_quantizer import RoundQuantizer
 from fedmpq.model.activations import code_bounds
 from fedmpq.model.calibration import MIN_SAMPLES, measure, statistics_names
 from fedmpq.model.deployed import DeployedModel

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,13 @@ def limited_weights(weights: Sequence[float], fleet: Sequence[float], limit: flo
     return own if limit is None else np.minimum(own, limit * float(np.median(fleet)))
 
 
+class Comparable(Protocol):
+    """Changes of which the scalar products are known."""
+
+    def products(self) -> Iterator[tuple[str, Array]]:
+        """Layer by layer: its name, and the scalar products of all clients' changes."""
+
+
 @dataclass(frozen=True)
 class Changes:
     """What the clients of a round have changed, in their order, read anew each time."""
@@ -84,6 +91,11 @@ class Changes:
                 for name in names:
                     rows[name][client] = tensors[name].ravel()
             yield from rows.items()
+
+    def products(self) -> Iterator[tuple[str, Array]]:
+        """Layer by layer, the scalar products of all clients' changes."""
+        for name, rows in self.layers():
+            yield name, _products(rows)
 
     def _groups(self) -> Iterator[tuple[str, ...]]:
         group: list[str] = []
@@ -119,14 +131,14 @@ class Votes:
         return tensor if factor == 1.0 else np.asarray(tensor * factor, np.float32)
 
 
-def votes(rule: Aggregation, weights: Array, changes: Changes) -> Votes:
+def votes(rule: Aggregation, weights: Array, changes: Comparable) -> Votes:
     """What each client counts by a rule that weighs clients; weight by weight see `middle_changes`."""
     if rule == "agreement" and len(weights) >= MAJORITY:
         return _agreement(weights, changes)
     if rule in ("krum", "multi_krum") and len(weights) >= MAJORITY:
         count = 1 if rule == "krum" else len(weights) - suspects(len(weights))
         counted = np.zeros(len(weights))
-        counted[_nearest(changes, count)] = 1.0
+        counted[_nearest(changes, len(weights), count)] = 1.0
         return Votes(counted)
     return Votes(weights)
 
@@ -173,11 +185,10 @@ def within_majority(tensors: Sequence[Tensors]) -> list[dict[str, NDArray[np.flo
     return kept
 
 
-def _agreement(weights: Array, changes: Changes) -> Votes:
+def _agreement(weights: Array, changes: Comparable) -> Votes:
     factors: dict[str, Array] = {}
     products = np.zeros((len(weights), len(weights)))
-    for name, rows in changes.layers():
-        of_layer = _products(rows)
+    for name, of_layer in changes.products():
         lengths = np.sqrt(np.diag(of_layer))
         factors[name] = _pull_factors(weights * lengths).round(_DIGITS)
         # Who did not move a layer has no say in how long its changes are.
@@ -215,12 +226,12 @@ def _products(rows: NDArray[np.float32]) -> Array:
     return total
 
 
-def _nearest(changes: Changes, count: int) -> list[int]:
+def _nearest(changes: Comparable, clients: int, count: int) -> list[int]:
     """The `count` clients with the least sum of squared distances to their nearest others, in order."""
-    products = sum((_products(rows) for _, rows in changes.layers()), np.zeros(()))
+    products = sum((of_layer for _, of_layer in changes.products()), np.zeros(()))
     lengths = np.diag(products)
     distances = lengths[:, None] + lengths[None, :] - 2 * products
     np.fill_diagonal(distances, np.inf)
-    neighbours = max(1, changes.clients - suspects(changes.clients) - 2)
+    neighbours = max(1, clients - suspects(clients) - 2)
     scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
     return sorted(int(one) for one in np.argsort(scores, kind="stable")[:count])

@@ -283,7 +283,7 @@ class TrainingWork(RoundWork):
         active, answers = self.active, closed.answers()
         stored = StoredUpdates(active.graph, active.blobs, answers)
         merged = _undealt(active.method.merge(self._dealt_model(answers), stored))
-        updates = [replace(update, layers={}, side={}) for update in stored]
+        updates = stored.told()
         clock.end("merging")
         due = active.calibrates_after(merged.round)
         here = self._calibrated_here(merged) if due else None

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedmpq.exchange.messages import pack_layers
 from fedmpq.exchange.wire import encode_model
-from fedmpq.method.quantized_method import RoundQuantizer
+from fedmpq.method.round_quantizer import RoundQuantizer
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.server.statistics_bounds import statistics_bounds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from fedmpq.exchange.messages import Update
 from fedmpq.exchange.wire import decode_update
@@ -23,7 +23,17 @@ class StoredUpdates:
     graph: Graph
     blobs: Blobs
     answers: Answers
+    _told: dict[int, Update] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Update]:
-        for _, answer in self.answers:
-            yield decode_update(self.graph, self.blobs.read(answer.payload))[1]
+        for seat, answer in self.answers:
+            update = decode_update(self.graph, self.blobs.read(answer.payload))[1]
+            self._told[seat.client] = replace(update, layers={}, side={})
+            yield update
+
+    def told(self) -> list[Update]:
+        """All of them without layers and side tensors; what has been gone through is not read again."""
+        if len(self._told) < len(self.answers):
+            for _ in self:
+                pass
+        return [self._told[seat.client] for seat, _ in self.answers]

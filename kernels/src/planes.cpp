@@ -6,9 +6,8 @@
 #include "fedmpq/kernels.h"
 
 namespace fedmpq {
-namespace {
 
-const PlaneKernels& active() {
+const PlaneKernels& active_planes() {
   switch (active_isa()) {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
@@ -26,6 +25,8 @@ const PlaneKernels& active() {
   }
 }
 
+namespace {
+
 bool is_codes(int64_t m, int32_t bits) { return m >= 0 && bits >= 1 && bits <= 8; }
 
 int64_t first_too_large(const uint8_t* codes, int64_t m, int bits) {
@@ -36,14 +37,14 @@ int64_t first_too_large(const uint8_t* codes, int64_t m, int bits) {
 }  // namespace
 }  // namespace fedmpq
 
-using fedmpq::active;
+using fedmpq::active_planes;
 using fedmpq::given;
 using fedmpq::is_codes;
 using fedmpq::not_valid;
 
 int64_t fedmpq_pack_planes(const uint8_t* codes, int64_t m, int32_t bits, uint8_t* planes) {
   if (!is_codes(m, bits) || !given(codes, planes)) return not_valid;
-  const uint8_t seen = active().pack[bits - 1](codes, m, planes, (m + 7) / 8);
+  const uint8_t seen = active_planes().pack[bits - 1](codes, m, planes, (m + 7) / 8);
   return seen >> bits == 0 ? -1 : fedmpq::first_too_large(codes, m, bits);
 }
 
@@ -53,13 +54,13 @@ int32_t fedmpq_unpack_planes(const uint8_t* planes, int64_t m, int32_t bits, uin
   if (m % 8 != 0)
     for (int32_t i = 0; i < bits; ++i)
       if (planes[(i + 1) * plane_bytes - 1] >> (m % 8) != 0) return i;
-  active().unpack[bits - 1](planes, plane_bytes, m, codes);
+  active_planes().unpack[bits - 1](planes, plane_bytes, m, codes);
   return -1;
 }
 
 int32_t fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_bytes, int32_t bits, int64_t* counts) {
   if (!is_codes(plane_bytes, bits) || !given(planes, counts)) return not_valid;
-  for (int32_t i = 0; i < bits; ++i) counts[i] = active().popcount(planes + i * plane_bytes, plane_bytes);
+  for (int32_t i = 0; i < bits; ++i) counts[i] = active_planes().popcount(planes + i * plane_bytes, plane_bytes);
   return 0;
 }
 
@@ -75,12 +76,12 @@ int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int32_t bits, i
   std::fill_n(counts, bits - 1, m);
   for (int64_t j = 0; j < m; j += tile_codes) {
     const int64_t n = std::min(tile_codes, m - j);
-    seen |= active().pack[bits - 1](codes + j, n, planes, tile_bytes);
+    seen |= active_planes().pack[bits - 1](codes + j, n, planes, tile_bytes);
     const uint8_t* top = planes + (bits - 1) * tile_bytes;
     for (int32_t i = 0; i < bits - 1; ++i) {
       uint8_t* differs = planes + i * tile_bytes;
       for (int64_t byte = 0; byte < (n + 7) / 8; ++byte) differs[byte] ^= top[byte];
-      counts[i] -= active().popcount(differs, (n + 7) / 8);
+      counts[i] -= active_planes().popcount(differs, (n + 7) / 8);
     }
   }
   return seen >> bits == 0 ? -1 : fedmpq::first_too_large(codes, m, bits);

@@ -41,4 +41,7 @@ extern const PlaneKernels planes_avx512;
 extern const PlaneKernels planes_neon;
 #endif
 
+// The table of the instruction set in use.
+const PlaneKernels& active_planes();
+
 }  // namespace fedmpq

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmpq.exchange.messages import unpack_layers
+from fedmpq.method.merging import Returned, changes_of
 from fedmpq.method.robust import Votes, votes
 from fedmpq.model.quantized import QuantizedLayer
 
@@ -90,7 +91,10 @@ def _counted(replay: Replay, step: Step) -> Votes:
     fleet = [c.samples * (c.budget if recipe.weigh_by == "bits" else 1.0) for c in step.sent.clients]
     limit = math.inf if recipe.share_limit is None else recipe.share_limit * _median(fleet)
     weights = np.array([min(one, limit) for one in own])
-    return votes(recipe.aggregation, weights, method._changes(step.sent, step.updates, senders))
+    returned = Returned(step.updates)
+    for update in step.updates:
+        returned.take(update.layers)
+    return votes(recipe.aggregation, weights, changes_of(method._merging(step.sent), senders, returned))
 
 
 def _median(numbers: list[float]) -> float:

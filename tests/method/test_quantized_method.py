@@ -25,8 +25,9 @@ from fedmpq.exchange.messages import (
 )
 from fedmpq.method.aggregate import MergeError
 from fedmpq.method.pruning_growing import deal_best
-from fedmpq.method.quantized_method import QuantizedMethod, RoundQuantizer, select_clients
+from fedmpq.method.quantized_method import QuantizedMethod, select_clients
 from fedmpq.method.recipe import Profile, Recipe, ablated, aqfl, fedmpq, fpq8
+from fedmpq.method.round_quantizer import RoundQuantizer
 from fedmpq.method.state import Average, ClientRecord, GlobalModel
 from fedmpq.model.batch_statistics import quantized_statistics
 from fedmpq.model.calibration import statistics_names
@@ -55,8 +56,16 @@ def begin(
 
 
 def reply(assignment: Assignment, samples: int, train: Train = lambda layers: layers) -> Update:
-    """What a client gives back; its codes moved by `train`, its side tensors by its number."""
+    """What a client gives back; its codes moved by `train`, its side tensors by its number.
+
+    Under the carried rule the codes are those of a change, which has whole numbers for steps.
+    """
     layers = train(unpack_layers(GRAPH, assignment.layers))
+    if assignment.plan.update == "carried":
+        layers = {
+            name: replace(layer, step=np.full_like(layer.step, 3 + assignment.client))
+            for name, layer in layers.items()
+        }
     side = {name: tensor + np.float32(assignment.client) for name, tensor in assignment.side.items()}
     return Update(
         assignment.round, assignment.client, samples, pack_layers(layers), side, loss=1.0, accuracy=0.5

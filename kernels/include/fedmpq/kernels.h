@@ -52,6 +52,33 @@ FEDMPQ_API int32_t fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_b
 // Returns as fedmpq_pack_planes does.
 FEDMPQ_API int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int32_t bits, int64_t* counts);
 
+// What boards have changed a layer by, in whole numbers. A layer has m = rows * row weights. Board n gives planes of `bits`
+// bits, at planes + n * bits * ceil(m/8), and steps[n * rows + r] for row r, each in 1..2^16. Its code c says that a weight
+// of the row has moved by
+//   d = step * (2c - (2^bits - 1)),  at 8 bits  d = step * (2c - 256).
+// places[m] says where the weights lie. If `within` is 0, the change is d - place. Else places and d count 2^-12 of the
+// distance between two codes, code c being at 2^12 * c, and with `cell(x)` the code whose cell holds x, which is
+// floor((x + 2^11) / 2^12) within 0..2^bits - 1, at 8 bits within 1..255, and e = cell(2^12 * cell(place) + d),
+//   change = clamp(place + d, 2^12 * e - 2^11, 2^12 * e + 2^11) - place,
+// without the bound on the side where e is the lowest or the highest code. Numbers beyond ±2^28 have no meaning.
+// There are at most 2^20 boards and 2^28 weights.
+#define FEDMPQ_CHANGE_BITS 12
+#define FEDMPQ_MOST_CHANGE_STEP 65536
+typedef struct {
+  const uint8_t* planes;
+  const int32_t *steps, *places;
+  int64_t boards, rows, row;
+  int32_t bits, within;
+} FedmpqChanges;
+
+// sums[m] += sum over boards of weights[n] * change, weights[n] >= 0. Returns -1, or the index of the first board with a
+// padding bit set (sums are then untouched).
+FEDMPQ_API int64_t fedmpq_add_changes(const FedmpqChanges* changes, const int32_t* weights, int64_t* sums);
+
+// out[boards * count] = the changes of the weights first..first + count - 1, board after board. Returns as
+// fedmpq_add_changes does.
+FEDMPQ_API int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t count, int32_t* out);
+
 // One block of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 FEDMPQ_API int32_t fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 

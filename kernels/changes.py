@@ -1,0 +1,74 @@
+"""What boards have changed a layer by, in whole numbers; `include/fedmpq/kernels.h` states the formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.kernels.call import Call, Elements, KernelError
+from fedmpq.kernels.prototypes import FedmpqChanges
+
+CHANGE_BITS = 12
+"""Changes kept within cells count `2^-CHANGE_BITS` of the distance between two codes."""
+MAX_CHANGE_STEP = 1 << 16
+"""The greatest step of a change, in those units."""
+
+
+class Changes:
+    """The planes of boards that give back one layer at one bit-width, with steps and places.
+
+    `planes` is u8[boards, bits, ceil(m/8)], `steps` i32[boards, rows], each row having `m / rows` weights,
+    and `places` i32[m]. With `within`, changes are kept within the cells of codes.
+    """
+
+    def __init__(
+        self,
+        planes: NDArray[np.uint8],
+        steps: NDArray[np.int32],
+        places: NDArray[np.int32],
+        within: bool,
+    ) -> None:
+        boards, bits, plane_bytes = planes.shape
+        self.boards, self.weights = boards, places.size
+        if steps.ndim != 2 or steps.shape[0] != boards or steps.shape[1] < 1:
+            raise ValueError(f"{boards} boards have one row of steps each, not an array of {steps.shape}")
+        rows = steps.shape[1]
+        if places.size % rows or places.size == 0:
+            raise ValueError(f"{places.size} weights cannot be divided into {rows} rows")
+        if plane_bytes != (places.size + 7) // 8:
+            raise ValueError(
+                f"planes of {places.size} weights have {(places.size + 7) // 8} bytes each, not {plane_bytes}"
+            )
+        self._struct = FedmpqChanges(
+            boards=boards, rows=rows, row=places.size // rows, bits=bits, within=within
+        )
+        for name, memory in (("planes", planes), ("steps", steps), ("places", places)):
+            self._struct.point(name, memory, memory.size)
+
+    def add_to(self, sums: NDArray[np.int64], weights: NDArray[np.int32]) -> None:
+        """`sums[j] += sum over boards of weight * change[j]`; weights are not negative."""
+        call = Call(
+            "fedmpq_add_changes",
+            self._struct,
+            Elements(weights, self.boards),
+            Elements(sums, self.weights),
+        )
+        self._refuse(call())
+
+    def of(self, first: int, count: int) -> NDArray[np.int32]:
+        """The changes of the weights from `first` on, i32[boards, count]."""
+        out = np.empty((self.boards, count), np.int32)
+        self._refuse(Call("fedmpq_changes", self._struct, first, count, Elements(out, self.boards * count))())
+        return out
+
+    def _refuse(self, status: int) -> None:
+        if status >= 0:
+            raise ValueError(
+                f"board {status} has padding bits set after weight {self.weights - 1}; they must be 0"
+            )
+        if status != -1:
+            raise KernelError(
+                f"{self.boards} boards of {self._struct.rows} rows of {self._struct.row} weights at "
+                f"{self._struct.bits} bits: a step is outside 1..{MAX_CHANGE_STEP}, a weight is negative, "
+                "or a size is outside what the kernel takes (fedmpq/kernels.h states the limits)"
+            )

@@ -1,0 +1,125 @@
+"""Where the weights of a round lie among the codes that boards were sent, in whole numbers.
+
+All boards with the same bit-width of a layer were sent the same codes with the same step, so what each gives
+back is a whole number of units of that step, and a sum over boards is one of whole numbers. `Origin` is what
+they have in common. It has two forms.
+
+Carried changes come as `j (c - zero_point)` 256ths of a step (see `exchange.change`). The unit is
+`step / 2^12`; a move is `d = 8 j (2c - 2 zero_point)` of them, and the weight `W` lies at
+
+    place = rint(2^12 (W / step + zero_point)),  within the cell of the code that was sent,
+
+code `c` being at `2^12 c`. The change is `kept - place`, with `kept = place + d` bounded by half a step
+either side of the code that the client ended with (the kernel, `fedmpq/kernels.h`, states it). Where the
+bound does not act, that is `d`, whatever the place is. Where it acts, the place is off by half a unit at
+most, an eighth of what a change on the finest grid, of 512ths of a step, is off by. Finer units would say
+nothing more, and every bit of them halves the number of boards that an int64 can hold.
+
+A weight may lie far beyond the last code; its place counts up to 256 steps from there. The grid of an honest
+change spans at most `2^bits` steps either way, so a larger `j` counts as the largest that does not span more.
+
+Returned codes, of update rules that return models, are `d = 2c - 2 zero_point` half steps at the bit-width
+that came back, less the same of the code that was sent: the step does not change when planes are pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpq.exchange.change import FRACTIONS
+from fedmpq.kernels.changes import CHANGE_BITS, Changes
+from fedmpq.method.aggregate import MergeError
+from fedmpq.model.grid import MAX_BITS, code_range, zero_point
+from fedmpq.model.quantized import PackedLayer, QuantizedLayer
+
+MAX_CHANGE = 1 << (CHANGE_BITS + MAX_BITS + 1)
+"""No change is so many units or more: the end of the codes and a place 256 steps beyond the other end."""
+_CELL = 1 << CHANGE_BITS
+_BEYOND = _CELL << MAX_BITS
+# Half of a 256th of a step in units: of a code's distance from the zero point, twice is a whole number.
+_UNITS = _CELL // FRACTIONS // 2
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One layer as boards with one bit-width were sent it."""
+
+    layer: str
+    bits: int
+    step: NDArray[np.float32]
+    places: NDArray[np.int32]
+    carried: bool
+
+    @classmethod
+    def of_carried(cls, name: str, weights: NDArray[np.float32], sent: QuantizedLayer) -> Origin:
+        """For changes of weights that were quantized to `sent`."""
+        low, high = code_range(sent.bits)
+        rows = weights.reshape(max(1, sent.step.size), -1)
+        scaled = rows / sent.step.reshape(-1, 1) * np.float32(_CELL)
+        shift = round(zero_point(sent.bits) * _CELL)
+        # Far out of range is clipped as a float, which a 32-bit integer could not hold.
+        far = np.float32(2 * _BEYOND)
+        places = np.rint(np.clip(scaled, -far, far, out=scaled), out=scaled).astype(np.int32).reshape(-1)
+        places += np.int32(shift)
+        cells = sent.codes.reshape(-1).astype(np.int32) << CHANGE_BITS
+        lowest, highest = np.int32(low * _CELL), np.int32(high * _CELL)
+        least = np.where(cells > lowest, cells - np.int32(_CELL // 2), lowest - np.int32(_BEYOND))
+        most = np.where(cells < highest, cells + np.int32(_CELL // 2 - 1), highest + np.int32(_BEYOND))
+        return cls(name, sent.bits, sent.step, np.clip(places, least, most, out=places), True)
+
+    @classmethod
+    def of_codes(cls, name: str, sent: QuantizedLayer) -> Origin:
+        """For codes that come back."""
+        twice = sent.integer_weights().astype(np.int32).reshape(-1)
+        return cls(name, sent.bits, sent.step, twice * 2 if sent.bits == MAX_BITS else twice, False)
+
+    @property
+    def unit(self) -> NDArray[np.float64]:
+        """What one whole number stands for, of each row of the layer; powers of two divide exactly."""
+        return self.step.reshape(-1, 1).astype(np.float64) / (_CELL if self.carried else 2)
+
+    def check(self, layer: PackedLayer) -> None:
+        """Refuse a returned layer that does not count in this origin's units."""
+        if layer.step.shape != self.step.shape:
+            raise MergeError(
+                f"layer {self.layer!r} came back with {layer.step.size} steps; it was sent {self.step.size}"
+            )
+        if layer.planes.shape[1] != (self.places.size + 7) // 8:
+            raise MergeError(
+                f"layer {self.layer!r} came back with planes of {layer.planes.shape[1]} bytes; "
+                f"{self.places.size} weights take {(self.places.size + 7) // 8}"
+            )
+        if (used := self.places.size % 8) and (layer.planes[:, -1] >> used).any():
+            raise MergeError(f"layer {self.layer!r} came back with padding bits set; they must be 0")
+        if not self.carried:
+            if layer.bits > self.bits or layer.step.tobytes() != self.step.tobytes():
+                raise MergeError(f"layer {self.layer!r} came back with more bits or other steps than sent")
+        elif layer.bits != self.bits:
+            raise MergeError(
+                f"layer {self.layer!r} came back with {layer.bits} bits; it was dealt {self.bits}"
+            )
+        elif not ((layer.step == np.rint(layer.step)) & (layer.step >= 1)).all():
+            raise MergeError(
+                f"the change of layer {self.layer!r} has a step that is no whole number from 1 up"
+            )
+
+    def changes(self, returned: Sequence[PackedLayer]) -> Changes:
+        """What boards have changed, all having returned as many bits; layers are checked before."""
+        planes = np.stack([layer.planes for layer in returned])
+        rows = max(1, self.step.size)
+        if self.carried:
+            claimed = np.stack([layer.step.reshape(-1) for layer in returned])
+            steps = np.minimum(claimed, greatest_step(self.bits)).astype(np.int32) * np.int32(_UNITS)
+        else:
+            steps = np.ones((len(returned), rows), np.int32)
+        return Changes(planes, steps, self.places, self.carried)
+
+
+def greatest_step(bits: int) -> int:
+    """The greatest `j` with which the grid of a change spans no more than `2^bits` steps either way."""
+    reach = 2 ** (MAX_BITS - 1) - 1 if bits == MAX_BITS else (2**bits - 1) / 2
+    return int(FRACTIONS * 2**bits / reach)
