@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.call import Call, Elements, KernelError
+from fedmpq.kernels.call import Call, CheckedCall, Elements, KernelError
 from fedmpq.kernels.prototypes import FedmpqChanges
 
 CHANGE_BITS = 12
@@ -55,10 +55,14 @@ class Changes:
         )
         self._refuse(call())
 
-    def of(self, first: int, count: int) -> NDArray[np.int32]:
-        """The changes of the weights from `first` on, i32[boards, count]."""
-        out = np.empty((self.boards, count), np.int32)
+    def write(self, first: int, count: int, out: NDArray[np.float64]) -> None:
+        """The changes of the weights from `first` on into f64[boards, count], which holds them exactly."""
         self._refuse(Call("fedmpq_changes", self._struct, first, count, Elements(out, self.boards * count))())
+
+    def of(self, first: int, count: int) -> NDArray[np.float64]:
+        """The same in an array of its own."""
+        out = np.empty((self.boards, count))
+        self.write(first, count, out)
         return out
 
     def _refuse(self, status: int) -> None:
@@ -72,3 +76,25 @@ class Changes:
                 f"{self._struct.bits} bits: a step is outside 1..{MAX_CHANGE_STEP}, a weight is negative, "
                 "or a size is outside what the kernel takes (fedmpq/kernels.h states the limits)"
             )
+
+
+def places(
+    weights: NDArray[np.float32], codes: NDArray[np.uint8], steps: NDArray[np.float32], bits: int
+) -> NDArray[np.int32]:
+    """Where weights lie among the codes that they were quantized to, i32[m], one row for each step."""
+    if codes.size != weights.size or steps.size == 0 or weights.size % steps.size or weights.size == 0:
+        raise ValueError(
+            f"{weights.size} weights, {codes.size} codes and {steps.size} steps do not fit one another"
+        )
+    found = np.empty(weights.size, np.int32)
+    CheckedCall(
+        "fedmpq_places",
+        Elements(np.ascontiguousarray(weights), weights.size),
+        Elements(np.ascontiguousarray(codes), codes.size),
+        Elements(np.ascontiguousarray(steps), steps.size),
+        steps.size,
+        weights.size // steps.size,
+        bits,
+        Elements(found, found.size),
+    )()
+    return found

@@ -162,7 +162,15 @@ PROTOTYPES = {
         Argument("changes", FedmpqChanges),
         Argument("first", c_int64),
         Argument("count", c_int64),
-        Argument("out", c_void_p, "int32"),)),
+        Argument("out", c_void_p, "float64"),)),
+    "fedmpq_places": Prototype(c_int32, (
+        Argument("weights", c_void_p, "float32"),
+        Argument("codes", c_void_p, "uint8"),
+        Argument("steps", c_void_p, "float32"),
+        Argument("rows", c_int64),
+        Argument("row", c_int64),
+        Argument("bits", c_int32),
+        Argument("places", c_void_p, "int32"),)),
     "fedmpq_philox4x32": Prototype(c_int32, (
         Argument("counter", c_void_p, "uint32"),
         Argument("key", c_void_p, "uint32"),

@@ -24,40 +24,40 @@ _LOWER = 26
 
 def scalar_products(origins: Sequence[Origin], returned: Sequence[PackedLayer]) -> NDArray[np.float64]:
     """`<C_n, C_k>` of the changes of one layer by all boards, each with the origin that it was sent."""
-    groups = _groups(origins, returned)
-    units = np.stack([np.broadcast_to(origin.unit[:, 0], max(1, origin.step.size)) for origin in origins])
+    order, groups = _groups(origins, returned)
+    units = np.stack([origins[board].unit[:, 0] for board in order])
     size, rows = origins[0].places.size, units.shape[1]
     total = np.zeros((len(origins), len(origins)))
     for row in range(rows):
         start, stop = size // rows * row, size // rows * (row + 1)
         unit = units[:, row]
-        total += _whole_products(groups, len(origins), start, stop) * np.multiply.outer(unit, unit)
-    return total
+        total += _whole_products(groups, start, stop) * np.multiply.outer(unit, unit)
+    found = np.empty_like(total)
+    found[np.ix_(order, order)] = total
+    return found
 
 
-def _groups(origins: Sequence[Origin], returned: Sequence[PackedLayer]) -> list[tuple[list[int], Changes]]:
-    """Boards that were sent and returned the same bit-widths, and their changes."""
+def _groups(origins: Sequence[Origin], returned: Sequence[PackedLayer]) -> tuple[list[int], list[Changes]]:
+    """The changes of boards that were sent and returned the same bit-widths, and which boards these are."""
     alike: dict[tuple[int, int], list[int]] = {}
     for board, (origin, layer) in enumerate(zip(origins, returned, strict=True)):
         origin.check(layer)
         alike.setdefault((origin.bits, layer.bits), []).append(board)
-    return [
-        (boards, origins[boards[0]].changes([returned[board] for board in boards]))
-        for boards in alike.values()
-    ]
+    groups = [origins[boards[0]].changes([returned[one] for one in boards]) for boards in alike.values()]
+    return [board for boards in alike.values() for board in boards], groups
 
 
-def _whole_products(
-    groups: Sequence[tuple[list[int], Changes]], boards: int, start: int, stop: int
-) -> NDArray[np.float64]:
+def _whole_products(groups: Sequence[Changes], start: int, stop: int) -> NDArray[np.float64]:
     """The products over the weights `start..stop - 1`, in units, rounded once."""
+    boards = sum(changes.boards for changes in groups)
     upper, lower = (np.zeros((boards, boards), np.int64) for _ in range(2))
     for first in range(start, stop, _COLUMNS):
         count = min(_COLUMNS, stop - first)
-        columns = np.empty((boards, count))
-        for members, changes in groups:
-            columns[members] = changes.of(first, count)
-        greatest = int(np.abs(columns).max(initial=1))
+        columns, row = np.empty((boards, count)), 0
+        for changes in groups:
+            changes.write(first, count, columns[row : row + changes.boards])
+            row += changes.boards
+        greatest = max(1, int(columns.max()), -int(columns.min()))
         together = max(1, _EXACT // greatest**2)
         for place in range(0, count, together):
             part = columns[:, place : place + together]

@@ -45,7 +45,7 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import PackedLayer, Side, Weights, dequantize_all
 
-HELD_BYTES = 1 << 26
+HELD_BYTES = 1 << 28
 """Of returned layers that a merge holds, packed. Of more than that it reads updates again, some layers at a
 time."""
 _MIDDLES = ("trimmed_mean", "median")

@@ -31,15 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.exchange.change import FRACTIONS
-from fedmpq.kernels.changes import CHANGE_BITS, Changes
+from fedmpq.kernels.changes import CHANGE_BITS, Changes, places
 from fedmpq.method.aggregate import MergeError
-from fedmpq.model.grid import MAX_BITS, code_range, zero_point
+from fedmpq.model.grid import MAX_BITS
 from fedmpq.model.quantized import PackedLayer, QuantizedLayer
 
 MAX_CHANGE = 1 << (CHANGE_BITS + MAX_BITS + 1)
 """No change is so many units or more: the end of the codes and a place 256 steps beyond the other end."""
 _CELL = 1 << CHANGE_BITS
-_BEYOND = _CELL << MAX_BITS
 # Half of a 256th of a step in units: of a code's distance from the zero point, twice is a whole number.
 _UNITS = _CELL // FRACTIONS // 2
 
@@ -57,19 +56,8 @@ class Origin:
     @classmethod
     def of_carried(cls, name: str, weights: NDArray[np.float32], sent: QuantizedLayer) -> Origin:
         """For changes of weights that were quantized to `sent`."""
-        low, high = code_range(sent.bits)
-        rows = weights.reshape(max(1, sent.step.size), -1)
-        scaled = rows / sent.step.reshape(-1, 1) * np.float32(_CELL)
-        shift = round(zero_point(sent.bits) * _CELL)
-        # Far out of range is clipped as a float, which a 32-bit integer could not hold.
-        far = np.float32(2 * _BEYOND)
-        places = np.rint(np.clip(scaled, -far, far, out=scaled), out=scaled).astype(np.int32).reshape(-1)
-        places += np.int32(shift)
-        cells = sent.codes.reshape(-1).astype(np.int32) << CHANGE_BITS
-        lowest, highest = np.int32(low * _CELL), np.int32(high * _CELL)
-        least = np.where(cells > lowest, cells - np.int32(_CELL // 2), lowest - np.int32(_BEYOND))
-        most = np.where(cells < highest, cells + np.int32(_CELL // 2 - 1), highest + np.int32(_BEYOND))
-        return cls(name, sent.bits, sent.step, np.clip(places, least, most, out=places), True)
+        found = places(weights, sent.codes, sent.step, sent.bits)
+        return cls(name, sent.bits, sent.step, found, True)
 
     @classmethod
     def of_codes(cls, name: str, sent: QuantizedLayer) -> Origin:

@@ -10,6 +10,7 @@ namespace fedmpq {
 namespace {
 
 constexpr int64_t most_boards = int64_t{1} << 20, most_weights = int64_t{1} << 28;
+constexpr float most_step = 3.4028234e38f;
 
 const ChangeKernels& active() {
   switch (active_isa()) {
@@ -29,11 +30,14 @@ const ChangeKernels& active() {
   }
 }
 
+bool is_layer(int64_t rows, int64_t row, int32_t bits) {
+  return bits >= 1 && bits <= 8 && rows >= 1 && rows <= most_weights && row >= 1 && row <= most_weights / rows;
+}
+
 bool is_valid(const FedmpqChanges* changes) {
   if (changes == nullptr) return false;
   const FedmpqChanges& c = *changes;
-  if (c.bits < 1 || c.bits > 8 || c.boards < 0 || c.boards > most_boards) return false;
-  if (c.rows < 1 || c.rows > most_weights || c.row < 1 || c.row > most_weights / c.rows) return false;
+  if (!is_layer(c.rows, c.row, c.bits) || c.boards < 0 || c.boards > most_boards) return false;
   if (!given(c.planes, c.steps, c.places)) return false;
   return std::all_of(c.steps, c.steps + c.boards * c.rows,
                      [](int32_t step) { return step >= 1 && step <= FEDMPQ_MOST_CHANGE_STEP; });
@@ -51,14 +55,14 @@ int64_t padded(const FedmpqChanges& c) {
 }
 
 // Code 0 is not in use at 8 bits.
-CodeCells cells_of(const FedmpqChanges& c) {
-  if (c.within == 0) return {1, 0};
-  return {c.bits == 8 ? 1 : 0, (1 << c.bits) - 1};
-}
+CodeCells cells_of(int32_t bits) { return {bits == 8 ? 1 : 0, (1 << bits) - 1}; }
+CodeCells cells_of(const FedmpqChanges& c) { return c.within != 0 ? cells_of(c.bits) : CodeCells{1, 0}; }
+
+int32_t twice_zero(int32_t bits) { return bits == 8 ? 256 : (1 << bits) - 1; }
 
 BoardCodes board_codes(const FedmpqChanges& c, int64_t board, int64_t row, const uint8_t* codes, int32_t weight) {
-  const int32_t step = c.steps[board * c.rows + row], twice_zero = c.bits == 8 ? 256 : (1 << c.bits) - 1;
-  return {codes, 2 * step, -twice_zero * step, weight};
+  const int32_t step = c.steps[board * c.rows + row];
+  return {codes, 2 * step, -twice_zero(c.bits) * step, weight};
 }
 
 // The codes of the weights first..last-1 of a board, which are within a tile; `codes` has room for eight more.
@@ -110,7 +114,7 @@ int64_t fedmpq_add_changes(const FedmpqChanges* changes, const int32_t* weights,
   return -1;
 }
 
-int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t count, int32_t* out) {
+int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t count, double* out) {
   if (!is_valid(changes) || out == nullptr) return not_valid;
   const FedmpqChanges& c = *changes;
   const int64_t m = c.rows * c.row;
@@ -127,4 +131,15 @@ int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t coun
       });
     }
   return -1;
+}
+
+int32_t fedmpq_places(const float* weights, const uint8_t* codes, const float* steps, int64_t rows, int64_t row,
+                      int32_t bits, int32_t* places) {
+  if (!is_layer(rows, row, bits) || !given(weights, codes) || !given(steps, places)) return not_valid;
+  // What is not a number is above nothing.
+  if (!std::all_of(steps, steps + rows, [](float step) { return step > 0.0f && step <= most_step; })) return not_valid;
+  const int32_t units = twice_zero(bits) * (1 << FEDMPQ_CHANGE_BITS) / 2;
+  for (int64_t r = 0; r < rows; ++r)
+    active().places(weights + r * row, codes + r * row, row, steps[r], cells_of(bits), units, places + r * row);
+  return 0;
 }

@@ -23,14 +23,19 @@ struct BoardCodes {
 };
 
 // out[i] = the change at place i, n of them.
-using Changes = void(const BoardCodes& board, const int32_t* places, int64_t n, const CodeCells& cells, int32_t* out);
+using Changes = void(const BoardCodes& board, const int32_t* places, int64_t n, const CodeCells& cells, double* out);
 // sums[i] += weight * the change at place i of each of so many boards; n is at most change_tile.
 using AddChanges = void(const BoardCodes* boards, int64_t count, const int32_t* places, int64_t n, const CodeCells& cells,
                         int64_t* sums);
 
+// places[i] of the weights of one row, with units added to all of them.
+using Places = void(const float* weights, const uint8_t* codes, int64_t n, float step, const CodeCells& cells,
+                    int32_t units, int32_t* places);
+
 struct ChangeKernels {
   Changes* changes;
   AddChanges* add;
+  Places* places;
 };
 
 extern const ChangeKernels changes_scalar;

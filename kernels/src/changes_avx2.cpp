@@ -76,7 +76,7 @@ void add_wide(const BoardCodes* boards, int64_t count, const int32_t* places, in
 
 }  // namespace
 
-const ChangeKernels changes_avx2 = {changes, add_wide};
+const ChangeKernels changes_avx2 = {changes<double>, add_wide, places};
 
 }  // namespace fedmpq
 

@@ -11,7 +11,7 @@ namespace {
 
 }  // namespace
 
-const ChangeKernels changes_avx512 = {changes, add};
+const ChangeKernels changes_avx512 = {changes<double>, add, places};
 
 }  // namespace fedmpq
 

@@ -11,7 +11,7 @@ namespace {
 
 }  // namespace
 
-const ChangeKernels changes_neon = {changes, add};
+const ChangeKernels changes_neon = {changes<double>, add, places};
 
 }  // namespace fedmpq
 

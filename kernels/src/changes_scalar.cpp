@@ -9,6 +9,6 @@ namespace {
 
 }  // namespace
 
-const ChangeKernels changes_scalar = {changes, add};
+const ChangeKernels changes_scalar = {changes<double>, add, places};
 
 }  // namespace fedmpq

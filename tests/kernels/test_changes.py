@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedmpq import kernels
 from fedmpq.kernels.call import KernelError
-from fedmpq.kernels.changes import MAX_CHANGE_STEP, Changes
+from fedmpq.kernels.changes import MAX_CHANGE_STEP, Changes, places
 from fedmpq.kernels.library import library
 from tests.kernels.slow_changes import CELL, slow_change
 
@@ -194,3 +194,36 @@ def test_numbers_without_meaning_do_no_harm(isa: str) -> None:
         changes = Changes(case.planes, case.steps, case.places, within)
         changes.add_to(sums, np.full(2, 2**31 - 1, np.int32))
         assert changes.of(0, 100).shape == (2, 100)
+
+
+@per_isa
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 3), st.integers(1, 70))
+def test_places_follow_the_formula(isa: str, seed: int, bits: int, rows: int, row: int) -> None:
+    random = np.random.default_rng(seed)
+    steps = random.uniform(0.01, 3, rows).astype(np.float32)
+    weights = (random.standard_t(1.5, (rows, row)) * 2.0 ** random.integers(-4, 12)).astype(np.float32)
+    low, high = (1, 255) if bits == 8 else (0, 2**bits - 1)
+    codes = random.integers(low, high + 1, (rows, row)).astype(np.uint8)
+    zero = 128 * CELL if bits == 8 else (2**bits - 1) * CELL // 2
+    scaled = weights / steps[:, None] * np.float32(CELL)
+    expected = []
+    for number, code in zip(scaled.reshape(-1).tolist(), codes.reshape(-1).tolist(), strict=True):
+        below = CELL * code - (CELL // 2 if code > low else 256 * CELL)
+        above = CELL * code + (CELL // 2 - 1 if code < high else 256 * CELL)
+        expected.append(min(max(round(min(max(number, -(2.0**21)), 2.0**21)) + zero, below), above))
+    assert places(weights, codes, steps, bits).tolist() == expected
+
+
+@pytest.mark.parametrize("step", [0.0, -1.0, np.nan, np.inf])
+def test_places_need_steps_that_are_positive_and_finite(step: float) -> None:
+    with pytest.raises(KernelError, match="fedmpq_places"):
+        places(np.ones(6, np.float32), np.ones(6, np.uint8), np.array([1.0, step], np.float32), 4)
+
+
+def test_places_of_what_does_not_fit_or_is_not_finite(isa: str) -> None:
+    weights, steps = np.array([np.nan, np.inf, -np.inf], np.float32), np.ones(1, np.float32)
+    found = places(weights, np.full(3, 2, np.uint8), steps, 3)
+    assert ((found >= 2 * CELL - CELL // 2) & (found < 2 * CELL + CELL // 2)).all()
+    for w, c, s in ((3, 2, 1), (3, 3, 2), (0, 0, 1), (3, 3, 0)):
+        with pytest.raises(ValueError, match="do not fit one another"):
+            places(np.ones(w, np.float32), np.ones(c, np.uint8), np.ones(s, np.float32), 3)

@@ -75,9 +75,16 @@ typedef struct {
 // padding bit set (sums are then untouched).
 FEDMPQ_API int64_t fedmpq_add_changes(const FedmpqChanges* changes, const int32_t* weights, int64_t* sums);
 
-// out[boards * count] = the changes of the weights first..first + count - 1, board after board. Returns as
-// fedmpq_add_changes does.
-FEDMPQ_API int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t count, int32_t* out);
+// out[boards * count] = the changes of the weights first..first + count - 1, board after board, which doubles hold
+// exactly. Returns as fedmpq_add_changes does.
+FEDMPQ_API int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t count, double* out);
+
+// places[m] of weights[m] that were quantized to codes[m] with steps[rows], each positive and finite:
+//   place = rint(2^12 * (weight / step)) + 2^12 * zero_point, the quotient and its multiple being rounded to float,
+// within the cell of the code: in 2^12 * code - 2^11 .. 2^12 * code + 2^11 - 1. Where the code is the lowest or the highest
+// in use, there are 2^20 more places on that side.
+FEDMPQ_API int32_t fedmpq_places(const float* weights, const uint8_t* codes, const float* steps, int64_t rows, int64_t row,
+                                 int32_t bits, int32_t* places);
 
 // One block of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 FEDMPQ_API int32_t fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
