@@ -10,7 +10,7 @@ from fedmpq.kernels.prototypes import FedmpqChanges
 
 CHANGE_BITS = 12
 """Changes kept within cells count `2^-CHANGE_BITS` of the distance between two codes."""
-MAX_CHANGE_STEP = 1 << 16
+MAX_CHANGE_STEP = 16383
 """The greatest step of a change, in those units."""
 
 

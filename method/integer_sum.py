@@ -34,6 +34,7 @@ TOGETHER = 8
 """Layers that are added in one pass over the sums; so many returned layers wait for it at a time."""
 _MAGIC = b"fedmpq integer sum 1\n"
 _HEADER_BYTES = 8
+_CACHED = 1 << 14
 
 
 def whole_weights(weights: Iterable[float], largest: float) -> list[int]:
@@ -107,7 +108,7 @@ class IntegerSum:
         total = np.zeros(self._size)
         for bits in sorted(self._sums):
             unit = origins[bits].unit
-            total += (self._sums[bits].reshape(len(unit), -1) * unit).reshape(-1)
+            _fold(self._sums[bits].reshape(len(unit), -1), unit, total.reshape(len(unit), -1))
         return total
 
     def to_bytes(self) -> bytes:
@@ -161,6 +162,17 @@ class IntegerSum:
     def _settle(self) -> None:
         for key in tuple(self._waiting):
             self._add_waiting(*key)
+
+
+def _fold(sums: NDArray[np.int64], unit: NDArray[np.float64], total: NDArray[np.float64]) -> None:
+    """`total += sums * unit`, each row with its unit, as many at a time as stay in a cache."""
+    rows, row = sums.shape
+    together = max(1, _CACHED // row)
+    for first in range(0, rows, together):
+        some = slice(first, first + together)
+        for start in range(0, row, _CACHED):
+            part = slice(start, start + _CACHED)
+            total[some, part] += sums[some, part] * unit[some]
 
 
 def _facts(header: bytes) -> tuple[int, int, list[int]]:

@@ -53,7 +53,7 @@ FEDMPQ_API int32_t fedmpq_popcount_planes(const uint8_t* planes, int64_t plane_b
 FEDMPQ_API int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int32_t bits, int64_t* counts);
 
 // What boards have changed a layer by, in whole numbers. A layer has m = rows * row weights. Board n gives planes of `bits`
-// bits, at planes + n * bits * ceil(m/8), and steps[n * rows + r] for row r, each in 1..2^16. Its code c says that a weight
+// bits, at planes + n * bits * ceil(m/8), and steps[n * rows + r] for row r, each in 1..16383. Its code c says that a weight
 // of the row has moved by
 //   d = step * (2c - (2^bits - 1)),  at 8 bits  d = step * (2c - 256).
 // places[m] says where the weights lie. If `within` is 0, the change is d - place. Else places and d count 2^-12 of the
@@ -63,7 +63,7 @@ FEDMPQ_API int64_t fedmpq_magnitude_counts(const uint8_t* codes, int64_t m, int3
 // without the bound on the side where e is the lowest or the highest code. Numbers beyond ±2^28 have no meaning.
 // There are at most 2^20 boards and 2^28 weights.
 #define FEDMPQ_CHANGE_BITS 12
-#define FEDMPQ_MOST_CHANGE_STEP 65536
+#define FEDMPQ_MOST_CHANGE_STEP 16383
 typedef struct {
   const uint8_t* planes;
   const int32_t *steps, *places;
