@@ -208,7 +208,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--repetitions", type=int, default=5, help="turns per rival (default %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=0.02, help="length of a kernel's turn (default %(default)s)"
+        "--kernel-repetitions", type=int, default=25, help="of a kernel, whose turns are short (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.001, help="length of a kernel's turn (default %(default)s)"
     )
     parser.add_argument("--boards", type=int, default=BOARDS, help="in a whole merge (default %(default)s)")
     arguments = parser.parse_args()
@@ -220,7 +223,8 @@ def main() -> None:
     for weights in LAYER_WEIGHTS:
         for bits in BIT_WIDTHS:
             for boards in TOGETHER:
-                kernel.append(measure_kernel(weights, bits, boards, arguments.repetitions, arguments.seconds))
+                turns = arguments.kernel_repetitions, arguments.seconds
+                kernel.append(measure_kernel(weights, bits, boards, *turns))
                 shown(kernel_row(kernel[-1]))
     shown("model     rule       boards  ms an update (least to most)  in floats (least to most)     x faster")
     merges = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,14 +78,21 @@ class MergingRound:
     def weights(self, senders: Sequence[ClientRecord]) -> NDArray[np.float64]:
         """What each sender counts: its data, and its bits where they count, within what is plausible."""
         own = [self.share(sender) * sender.samples for sender in senders]
-        return limited_weights(own, self._fleet(), self.recipe.share_limit)
+        return limited_weights(own, [self._usual], self.recipe.share_limit)
 
+    @cached_property
     def largest_weight(self) -> float:
         """What no sender's weight exceeds, whoever has answered."""
-        return float(limited_weights(self._fleet(), self._fleet(), self.recipe.share_limit).max(initial=0))
+        return float(limited_weights(self._fleet, [self._usual], self.recipe.share_limit).max(initial=0))
 
+    @cached_property
     def _fleet(self) -> list[float]:
         return [self.share(client) * client.samples for client in self.model.clients]
+
+    @cached_property
+    def _usual(self) -> float:
+        # Once a round: updates are added one at a time, and a fleet may be large.
+        return float(np.median(self._fleet))
 
     def origin(self, name: str, bits: int) -> Origin:
         """The layer as boards with that bit-width were sent it."""
@@ -188,7 +196,7 @@ class _WholeLayers:
 
     def __init__(self, merging: MergingRound) -> None:
         self._merging = merging
-        self._largest = merging.largest_weight()
+        self._largest = merging.largest_weight
         sizes = {node.name: math.prod(merging.graph.weight_shape(node.name)) for node in merging.graph.layers}
         self._sums = {name: IntegerSum(size) for name, size in sizes.items()}
         self._origins: dict[str, dict[int, Origin]] = {name: {} for name in sizes}
@@ -356,7 +364,7 @@ class WholeChanges:
 
     def merged(self, counted: Votes) -> Weights:
         """The weights moved by the changes, which count as the votes say."""
-        largest = self.merging.largest_weight()
+        largest = self.merging.largest_weight
         sums: dict[str, NDArray[np.float64]] = {}
         for name, origins, layers in self.layers():
             factors = np.ones(len(layers)) if counted.factors is None else counted.factors[name]

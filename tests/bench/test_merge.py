@@ -13,6 +13,7 @@ def test_json_is_one_object_with_every_kernel_and_merge(
     monkeypatch.setattr(merge, "MODELS", ("small",))
     monkeypatch.setattr(merge, "make_first_model", lambda *_: (GRAPH, *first_state(0)))
     words = ["merge", "--json", "--repetitions", "2", "--seconds", "1e-4", "--boards", "4"]
+    words += ["--kernel-repetitions", "3"]
     monkeypatch.setattr("sys.argv", words)
     merge.main()
     facts = json.loads(capsys.readouterr().out)
