@@ -3,13 +3,15 @@
 The kernel adds the packed changes of some boards to int64 sums, in one pass. The memcpy copies as many bytes
 as the weights have unpacked, as float32, into memory that is already there. A whole merge starts from the
 bytes of the updates: "floats" reads and sums them as it was done before changes were whole numbers, and takes
-each apart at every reading.
+each apart at every reading. Times are those of this process alone, so that other work on the machine counts
+for less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +27,7 @@ from fedmpq.method import robust
 from fedmpq.method.aggregate import merge_deltas
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.recipe import fedmpq
-from fedmpq.method.robust import Aggregation, votes
+from fedmpq.method.robust import Aggregation, summed, votes, within_majority
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.first_model import ImageFormat, make_first_model
 from fedmpq.model.graph import Graph
@@ -99,7 +101,7 @@ def measure_kernel(
         "kernel": lambda: changes.add_to(sums, counted),
         "memcpy": lambda: np.copyto(target, source),
     }
-    timings = interleaved(jobs, repetitions, seconds_each)
+    timings = interleaved(jobs, repetitions, seconds_each, time.process_time)
     each = [seconds / boards for seconds in timings.seconds["kernel"]]
     shares = [copy / kernel for copy, kernel in zip(timings.seconds["memcpy"], each, strict=True)]
     return KernelResult(weights, bits, boards, Spread.of(each), Spread.of(shares))
@@ -147,10 +149,10 @@ def _moved(sent: PackedLayer, shape: tuple[int, ...], record: ClientRecord) -> P
 
 def merged_in_floats(method: QuantizedMethod, model: GlobalModel, updates: Iterable[Update]) -> Weights:
     """The layers of the next model, summed in float64 in the order of clients, as it was done before."""
-    merging, samples = method._merging(model), [update.samples for update in updates]
+    merging, told = method._merging(model), [(update.samples, update.side) for update in updates]
     senders = [
         replace(client, samples=count, dealt=method.deal(model, client))
-        for client, count in zip(model.clients, samples, strict=True)
+        for client, (count, _) in zip(model.clients, told, strict=True)
     ]
 
     def read(names: Sequence[str]) -> Iterator[Weights]:
@@ -161,6 +163,8 @@ def merged_in_floats(method: QuantizedMethod, model: GlobalModel, updates: Itera
     changes = robust.Changes(shapes, len(senders), read)
     counted = votes(method.recipe.aggregation, merging.weights(senders), changes)
     new = merge_deltas(model.weights, counted.merged(changes))
+    sides = [side for _, side in told]
+    summed(counted.weights, sides if method.recipe.aggregation == "mean" else within_majority(sides)).mean()
     for _ in updates:
         # The facts of the round were read by themselves.
         pass
@@ -174,7 +178,7 @@ def measure_merge(name: str, boards: int, rule: Aggregation, repetitions: int) -
         "whole": lambda: method.merge(model, updates),
         "floats": lambda: merged_in_floats(method, model, updates),
     }
-    timings = interleaved(jobs, repetitions, 0.0)
+    timings = interleaved(jobs, repetitions, 0.0, time.process_time)
     whole, floats = ([each / boards for each in timings.seconds[name]] for name in ("whole", "floats"))
     weights = sum(method.graph.layer_sizes)
     faster = timings.ratio("floats", "whole")
@@ -216,7 +220,11 @@ def main() -> None:
     parser.add_argument("--boards", type=int, default=BOARDS, help="in a whole merge (default %(default)s)")
     arguments = parser.parse_args()
     before = load_average()
-    shown = (lambda line: None) if arguments.json else (lambda line: print(line, flush=True))
+
+    def shown(line: str) -> None:
+        if not arguments.json:
+            print(line, flush=True)
+
     shown(f"instruction set {kernels.isa()}, load average before {before}")
     shown("    weights  bits  boards    us a board  of memcpy's speed (least to most)")
     kernel = []

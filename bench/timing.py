@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 Job = Callable[[], object]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,18 @@ class Timings:
         return Spread.of([seconds / base_seconds for seconds, base_seconds in pairs])
 
 
-def interleaved(jobs: Mapping[str, Job], repetitions: int, seconds_each: float) -> Timings:
-    """Times every job once per repetition, in turn, each over as many calls as fill about `seconds_each`."""
-    calls = {name: _calls_filling(job, seconds_each) for name, job in jobs.items()}
+def interleaved(
+    jobs: Mapping[str, Job], repetitions: int, seconds_each: float, clock: Clock = time.perf_counter
+) -> Timings:
+    """Times every job once per repetition, in turn, each over as many calls as fill about `seconds_each`.
+
+    `time.process_time` for a clock counts the time of this process alone, of all its threads together.
+    """
+    calls = {name: _calls_filling(job, seconds_each, clock) for name, job in jobs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repetitions):
         for name, job in jobs.items():
-            seconds[name].append(_seconds(job, calls[name]) / calls[name])
+            seconds[name].append(_seconds(job, calls[name], clock) / calls[name])
     return Timings(seconds)
 
 
@@ -56,15 +62,15 @@ def load_average() -> list[float]:
     return [round(load, 2) for load in os.getloadavg()]
 
 
-def _calls_filling(job: Job, seconds: float) -> int:
+def _calls_filling(job: Job, seconds: float, clock: Clock) -> int:
     calls = 1
-    while (taken := _seconds(job, calls)) < seconds / 2:
+    while (taken := _seconds(job, calls, clock)) < seconds / 2:
         calls *= 2
     return max(1, round(calls * seconds / taken))
 
 
-def _seconds(job: Job, calls: int) -> float:
-    start = time.perf_counter()
+def _seconds(job: Job, calls: int, clock: Clock) -> float:
+    start = clock()
     for _ in range(calls):
         job()
-    return time.perf_counter() - start
+    return clock() - start

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
-
-from bench import timing
 from bench.timing import Spread, Timings, interleaved
 
 
@@ -16,7 +11,7 @@ def test_ratios_are_taken_within_a_repetition() -> None:
     assert timings.time("slow") == Spread(median=8.0, least=2.0, greatest=9.0)
 
 
-def test_rivals_take_turns_and_times_are_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rivals_take_turns_and_times_are_per_call() -> None:
     now, order = 0.0, []
 
     def work(name: str, seconds: float) -> None:
@@ -24,8 +19,7 @@ def test_rivals_take_turns_and_times_are_per_call(monkeypatch: pytest.MonkeyPatc
         order.append(name)
         now += seconds
 
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now))
     jobs = {"a": lambda: work("a", 0.25), "b": lambda: work("b", 0.5)}
-    timings = interleaved(jobs, repetitions=3, seconds_each=1.0)
+    timings = interleaved(jobs, repetitions=3, seconds_each=1.0, clock=lambda: now)
     assert order[-18:] == ["a", "a", "a", "a", "b", "b"] * 3
     assert timings == Timings({"a": [0.25] * 3, "b": [0.5] * 3})
