@@ -26,7 +26,7 @@ def scalar_products(origins: Sequence[Origin], returned: Sequence[PackedLayer]) 
     """`<C_n, C_k>` of the changes of one layer by all boards, each with the origin that it was sent."""
     order, groups = _groups(origins, returned)
     units = np.stack([origins[board].unit[:, 0] for board in order])
-    size, rows = origins[0].places.size, units.shape[1]
+    size, rows = origins[0].size, units.shape[1]
     total = np.zeros((len(origins), len(origins)))
     for row in range(rows):
         start, stop = size // rows * row, size // rows * (row + 1)

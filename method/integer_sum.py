@@ -31,7 +31,7 @@ MAX_TOTAL = (1 << 63) // MAX_CHANGE
 MAX_BOARDS = MAX_TOTAL // MAX_WEIGHT
 """So many boards of the greatest weight can be summed."""
 TOGETHER = 8
-"""Layers that are added in one pass over the sums; so many returned layers wait for it at a time."""
+"""Returned layers that are added in one pass over the sums."""
 _MAGIC = b"fedmpq integer sum 1\n"
 _HEADER_BYTES = 8
 _CACHED = 1 << 14
@@ -58,8 +58,10 @@ def whole_weights(weights: Iterable[float], largest: float) -> list[int]:
 class IntegerSum:
     """The sum over boards of weight times change, of one layer of `size` weights."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, waiting: int = TOGETHER) -> None:
+        """So many returned layers of a kind may wait before they are added, whatever they hold in memory."""
         self._size = size
+        self._most_waiting = waiting
         self._sums: dict[int, NDArray[np.int64]] = {}
         self._weight = 0
         self._waiting: dict[tuple[int, int], list[tuple[PackedLayer, int]]] = {}
@@ -77,24 +79,22 @@ class IntegerSum:
         """
         if not 0 <= weight <= MAX_WEIGHT:
             raise MergeError(f"the weight of an update is {weight}; it must be within 0..{MAX_WEIGHT}")
-        if origin.places.size != self._size:
-            raise MergeError(
-                f"layer {origin.layer!r} has {origin.places.size} weights, this sum {self._size}"
-            )
+        if origin.size != self._size:
+            raise MergeError(f"layer {origin.layer!r} has {origin.size} weights, this sum {self._size}")
         origin.check(layer)
         self._take(weight)
         if weight:
             self._origins[origin.bits] = origin
             waiting = self._waiting.setdefault((origin.bits, layer.bits), [])
             waiting.append((layer, weight))
-            if len(waiting) >= TOGETHER:
+            if len(waiting) >= self._most_waiting:
                 self._add_waiting(origin.bits, layer.bits)
 
     def merge(self, other: IntegerSum) -> None:
         """Add the sum over other boards."""
         if other._size != self._size:
             raise MergeError(f"a sum of {other._size} weights cannot be added to one of {self._size}")
-        other._settle()
+        other.settle()
         self._take(other._weight)
         for bits, sums in other._sums.items():
             self._at(bits)[...] += sums
@@ -104,7 +104,7 @@ class IntegerSum:
 
         `origins` has one for each bit-width that was added.
         """
-        self._settle()
+        self.settle()
         total = np.zeros(self._size)
         for bits in sorted(self._sums):
             unit = origins[bits].unit
@@ -116,7 +116,7 @@ class IntegerSum:
 
         Equal sums have equal bytes.
         """
-        self._settle()
+        self.settle()
         facts = {"size": self._size, "weight": self._weight, "bits": sorted(self._sums)}
         header = json.dumps(facts, sort_keys=True).encode()
         sums = [self._sums[bits].astype("<i8").tobytes() for bits in sorted(self._sums)]
@@ -156,10 +156,13 @@ class IntegerSum:
         return self._sums.setdefault(bits, np.zeros(self._size, np.int64))
 
     def _add_waiting(self, bits: int, returned: int) -> None:
-        layers, weights = zip(*self._waiting.pop((bits, returned)), strict=True)
-        self._origins[bits].changes(layers).add_to(self._at(bits), np.array(weights, np.int32))
+        waiting, sums = self._waiting.pop((bits, returned)), self._at(bits)
+        for first in range(0, len(waiting), TOGETHER):
+            layers, weights = zip(*waiting[first : first + TOGETHER], strict=True)
+            self._origins[bits].changes(layers).add_to(sums, np.array(weights, np.int32))
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Add what is waiting."""
         for key in tuple(self._waiting):
             self._add_waiting(*key)
 

@@ -21,10 +21,8 @@ from fedmpq.exchange.change import change_within_cells
 from fedmpq.exchange.messages import Update, bit_widths, unpack_layers
 from fedmpq.method.aggregate import (
     MergeError,
-    WeightedSum,
     average_bit_widths,
     merge_deltas,
-    merge_models,
     moved_by,
     next_average,
 )
@@ -191,109 +189,6 @@ class Answers:
         )
 
 
-class _WholeLayers:
-    """The layers of a round as sums of whole numbers."""
-
-    def __init__(self, merging: MergingRound) -> None:
-        self._merging = merging
-        self._largest = merging.largest_weight
-        sizes = {node.name: math.prod(merging.graph.weight_shape(node.name)) for node in merging.graph.layers}
-        self._sums = {name: IntegerSum(size) for name, size in sizes.items()}
-        self._origins: dict[str, dict[int, Origin]] = {name: {} for name in sizes}
-        self._weight = 0
-
-    def add(self, sender: ClientRecord, layers: Mapping[str, PackedLayer], weight: float) -> None:
-        (whole,) = whole_weights([weight], self._largest)
-        origins = [self._origin(sender, place, name) for place, name in enumerate(self._sums)]
-        for origin in origins:
-            origin.check(layers[origin.layer])
-        for origin in origins:
-            self._sums[origin.layer].add(origin, layers[origin.layer], whole)
-        self._weight += whole
-
-    def _origin(self, sender: ClientRecord, place: int, name: str) -> Origin:
-        assert sender.dealt is not None
-        known, bits = self._origins[name], sender.dealt[place]
-        if bits not in known:
-            known[bits] = self._merging.origin(name, bits)
-        return known[bits]
-
-    def merge(self, other: _WholeLayers) -> None:
-        for name, total in self._sums.items():
-            total.merge(other._sums[name])
-            self._origins[name] |= other._origins[name]
-        self._weight += other._weight
-
-    def merged(self) -> Weights:
-        sums = {name: total.value(self._origins[name]) for name, total in self._sums.items()}
-        return moved_by(self._merging.model.weights, sums, self._weight)
-
-
-class _FloatLayers:
-    """The layers of a round as sums of floating-point numbers, which must come in the order of clients."""
-
-    def __init__(self, merging: MergingRound) -> None:
-        self._merging = merging
-        self._sum = WeightedSum()
-        self._last = -1
-
-    def add(self, sender: ClientRecord, layers: Mapping[str, PackedLayer], weight: float) -> None:
-        if sender.client < self._last:
-            raise MergeError(
-                f"the update of client {sender.client} comes after {self._last}'s; merge in order"
-            )
-        self._sum.add(weight, self._merging.change(sender, layers))
-        self._last = sender.client
-
-    def merged(self) -> Weights:
-        if self._merging.averages_models:
-            return merge_models(self._sum)
-        return merge_deltas(self._merging.model.weights, self._sum)
-
-
-class RunningMerge:
-    """The plain mean of a round's updates, each added as it arrives and forgotten, but for its side tensors.
-
-    Memory is 12 bytes a weight for each bit-width that boards were sent of it, and a few packed updates.
-    Updates of `deltas` may come in any order, and merges of distinct clients may be merged; averages of whole
-    models take clients in order, in one merge.
-    """
-
-    def __init__(self, merging: MergingRound) -> None:
-        if merging.recipe.aggregation != "mean":
-            raise MergeError(
-                f"aggregation = {merging.recipe.aggregation!r} compares the updates of a round with one "
-                'another; merge them together, or use aggregation = "mean"'
-            )
-        self._merging = merging
-        self._answers = Answers(merging)
-        self._layers: _WholeLayers | _FloatLayers = (
-            _WholeLayers(merging) if merging.in_integers else _FloatLayers(merging)
-        )
-
-    def add(self, update: Update) -> None:
-        """Add one update; one that does not belong here is a MergeError and changes nothing."""
-        sender = self._answers.sender(update)
-        self._layers.add(sender, update.layers, float(self._merging.weights([sender])[0]))
-        self._answers.take(sender, update)
-
-    def merge(self, other: RunningMerge) -> None:
-        """Add what another merge of the same round has gathered of other clients."""
-        self._answers.check_apart(other._answers)
-        if isinstance(self._layers, _WholeLayers) and isinstance(other._layers, _WholeLayers):
-            self._layers.merge(other._layers)
-        else:
-            raise MergeError(
-                "whole models are averaged in the order of clients; add their updates to one merge"
-            )
-        self._answers.take_all(other._answers)
-
-    def finish(self) -> GlobalModel:
-        """The next global model."""
-        self._answers.check_samples()
-        return self._answers.next_model(self._merging.weights(self._answers.senders), self._layers.merged())
-
-
 class Returned:
     """The layers that clients gave back, in their order: held while they are few, else read again."""
 
@@ -365,16 +260,17 @@ class WholeChanges:
     def merged(self, counted: Votes) -> Weights:
         """The weights moved by the changes, which count as the votes say."""
         largest = self.merging.largest_weight
-        sums: dict[str, NDArray[np.float64]] = {}
+        all_weights = sum(whole_weights(counted.weights, largest))
+        new: Weights = {}
         for name, origins, layers in self.layers():
             factors = np.ones(len(layers)) if counted.factors is None else counted.factors[name]
             whole = whole_weights(counted.weights * factors, largest)
-            total = IntegerSum(origins[0].places.size)
+            total = IntegerSum(origins[0].size)
             for origin, layer, weight in zip(origins, layers, whole, strict=True):
                 total.add(origin, layer, weight)
-            sums[name] = total.value({origin.bits: origin for origin in origins})
-        weight = sum(whole_weights(counted.weights, largest))
-        return moved_by(self.merging.model.weights, sums, weight)
+            sums = {name: total.value({origin.bits: origin for origin in origins})}
+            new |= moved_by(self.merging.model.weights, sums, all_weights)
+        return new
 
 
 def merge_by_rule(merging: MergingRound, updates: Iterable[Update]) -> GlobalModel:

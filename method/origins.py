@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,22 +49,44 @@ class Origin:
     """One layer as boards with one bit-width were sent it."""
 
     layer: str
-    bits: int
-    step: NDArray[np.float32]
-    places: NDArray[np.int32]
-    carried: bool
+    sent: QuantizedLayer
+    weights: NDArray[np.float32] | None
+    """What `sent` was made of, where boards return changes; None: they return codes."""
 
     @classmethod
     def of_carried(cls, name: str, weights: NDArray[np.float32], sent: QuantizedLayer) -> Origin:
         """For changes of weights that were quantized to `sent`."""
-        found = places(weights, sent.codes, sent.step, sent.bits)
-        return cls(name, sent.bits, sent.step, found, True)
+        return cls(name, sent, weights)
 
     @classmethod
     def of_codes(cls, name: str, sent: QuantizedLayer) -> Origin:
         """For codes that come back."""
-        twice = sent.integer_weights().astype(np.int32).reshape(-1)
-        return cls(name, sent.bits, sent.step, twice * 2 if sent.bits == MAX_BITS else twice, False)
+        return cls(name, sent, None)
+
+    @property
+    def bits(self) -> int:
+        return self.sent.bits
+
+    @property
+    def step(self) -> NDArray[np.float32]:
+        return self.sent.step
+
+    @property
+    def size(self) -> int:
+        """Weights of the layer."""
+        return self.sent.codes.size
+
+    @property
+    def carried(self) -> bool:
+        return self.weights is not None
+
+    @cached_property
+    def places(self) -> NDArray[np.int32]:
+        """Where the weights lie, or what is taken from returned codes; made when it is first needed."""
+        if self.weights is not None:
+            return places(self.weights, self.sent.codes, self.step, self.bits)
+        twice = self.sent.integer_weights().astype(np.int32).reshape(-1)
+        return twice * 2 if self.bits == MAX_BITS else twice
 
     @property
     def unit(self) -> NDArray[np.float64]:
@@ -76,12 +99,12 @@ class Origin:
             raise MergeError(
                 f"layer {self.layer!r} came back with {layer.step.size} steps; it was sent {self.step.size}"
             )
-        if layer.planes.shape[1] != (self.places.size + 7) // 8:
+        if layer.planes.shape[1] != (self.size + 7) // 8:
             raise MergeError(
                 f"layer {self.layer!r} came back with planes of {layer.planes.shape[1]} bytes; "
-                f"{self.places.size} weights take {(self.places.size + 7) // 8}"
+                f"{self.size} weights take {(self.size + 7) // 8}"
             )
-        if (used := self.places.size % 8) and (layer.planes[:, -1] >> used).any():
+        if (used := self.size % 8) and (layer.planes[:, -1] >> used).any():
             raise MergeError(f"layer {self.layer!r} came back with padding bits set; they must be 0")
         if not self.carried:
             if layer.bits > self.bits or layer.step.tobytes() != self.step.tobytes():

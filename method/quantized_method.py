@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from fedmpq.exchange.messages import Assignment, Calibration, Update
 from fedmpq.method.aggregate import MergeError, participation_weights
-from fedmpq.method.merging import MergingRound, RunningMerge, in_order, merge_by_rule
+from fedmpq.method.merging import MergingRound, in_order, merge_by_rule
 from fedmpq.method.pruning_growing import deal_best, deal_paper
 from fedmpq.method.recipe import Recipe
 from fedmpq.method.robust import limited_weights, within_majority
 from fedmpq.method.round_quantizer import RoundQuantizer
+from fedmpq.method.running_merge import RunningMerge
 from fedmpq.method.state import ClientRecord, Deployment, GlobalModel
 from fedmpq.model.batch_statistics import unquantized_statistics
 from fedmpq.model.calibration import MergedStatistics, calibration_batches, measure, statistics_names

@@ -31,7 +31,7 @@ class Board:
 
     def changes(self) -> list[int]:
         """By the formula, weight by weight."""
-        size = self.origin.places.size
+        size = self.origin.size
         row = size // max(1, self.returned.step.size)
         codes = self.returned.unpack((size,)).codes.tolist()
         steps = [
@@ -76,7 +76,7 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        return self.boards[0].origin.places.size
+        return self.boards[0].origin.size
 
     def sum_of(self, boards: Sequence[Board]) -> IntegerSum:
         total = IntegerSum(self.size)
@@ -242,7 +242,7 @@ def test_an_int64_holds_the_greatest_number_of_the_heaviest_boards() -> None:
 
 
 def one_board(origin: Origin, change: PackedLayer) -> IntegerSum:
-    total = IntegerSum(origin.places.size)
+    total = IntegerSum(origin.size)
     total.add(origin, change, 1)
     return total
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpq.exchange.messages import TrainingPlan, Update, pack_layers, unpack_layers
-from fedmpq.method import merging
+from fedmpq.method import merging, running_merge
 from fedmpq.method.aggregate import MergeError, WeightedSum
 from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.method.recipe import Recipe, fedmpq
@@ -77,6 +77,13 @@ def test_updates_may_arrive_in_any_order_and_in_any_parts(
         one = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
         data.draw(st.sampled_from(parts)).merge(one)
     assert_same(parts[0].finish(), expected)
+    for used in (
+        lambda: parts[0].add(updates[0]),
+        parts[0].finish,
+        lambda: method.begin(model).merge(parts[0]),
+    ):
+        with pytest.raises(MergeError, match="this merge is finished"):
+            used()
     # And it has moved: a merge that does nothing would be in order too.
     assert any(expected.weights[name].tobytes() != w.tobytes() for name, w in model.weights.items())
 
@@ -156,7 +163,8 @@ def test_each_update_is_read_once_where_they_can_be_held(
     # A mean needs no more whatever there is room for; other rules read again, some layers at a time.
     largest = max(sum(update.layers[name].nbytes for update in updates) for name in updates[0].layers)
     for room in (1, largest):
-        monkeypatch.setattr(merging, "HELD_BYTES", room)
+        for module in (merging, running_merge):
+            monkeypatch.setattr(module, "HELD_BYTES", room)
         again = Counted(updates)
         assert_same(method.merge(model, again), expected)
         assert len(again.read) == 5 if rule == "mean" else len(again.read) > 5
