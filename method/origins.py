@@ -12,7 +12,7 @@ Carried changes come as `j (c - zero_point)` 256ths of a step (see `exchange.cha
 code `c` being at `2^12 c`. The change is `kept - place`, with `kept = place + d` bounded by half a step
 either side of the code that the client ended with (the kernel, `fedmpq/kernels.h`, states it). Where the
 bound does not act, that is `d`, whatever the place is. Where it acts, the place is off by half a unit at
-most, an eighth of what a change on the finest grid, of 512ths of a step, is off by. Finer units would say
+most, a 16th of what a change on the finest grid, of 256ths of a step, is off by. Finer units would say
 nothing more, and every bit of them halves the number of boards that an int64 can hold.
 
 A weight may lie far beyond the last code; its place counts up to 256 steps from there. The grid of an honest
