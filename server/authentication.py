@@ -8,11 +8,12 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
 
+from fedmpq.server.batched import Batched
 from fedmpq.server.refusals import Context, refuse
 from fedmpq.server.store.protocol import Enrolment
 from fedmpq.server.store.records import Client
@@ -31,31 +32,44 @@ def secret_hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-async def authenticate(context: Context, store: Enrolment) -> Client:
-    """The client that calls; anyone else is refused before anything of the call is read."""
-    match = _BEARER.fullmatch(_header(context.invocation_metadata(), "authorization"))
-    if match is None:
-        await refuse(
-            context,
-            grpc.StatusCode.UNAUTHENTICATED,
-            "no identity: send the metadata authorization: Bearer CLIENT_ID.SECRET, or enrol first",
-        )
-    client = await asyncio.to_thread(store.client_by_id, match[1])
-    if client is None or not hmac.compare_digest(client.secret_hash, secret_hash(match[2])):
-        await refuse(
-            context,
-            grpc.StatusCode.UNAUTHENTICATED,
-            "no such identity, or it was revoked: enrol again with a valid token",
-        )
-    if client.certificate_name is not None and certificate_name(context) != client.certificate_name:
-        await refuse(
-            context,
-            grpc.StatusCode.PERMISSION_DENIED,
-            f"client {client.name!r} enrolled with the certificate of {client.certificate_name!r}: use that",
-        )
-    if client.first_seen is None:
-        await asyncio.to_thread(store.mark_seen, client.client_id, time.time())
-    return client
+class Authentication:
+    """Asks the store at every call, so that who was revoked is refused from the next one on; calls that come
+    together are one question."""
+
+    def __init__(self, store: Enrolment) -> None:
+        self._store = store
+        self._clients: Batched[str, Client | None] = Batched(self._find)
+
+    async def _find(self, client_ids: Sequence[str]) -> list[Client | None]:
+        known = await asyncio.to_thread(self._store.clients_by_id, set(client_ids))
+        return [known.get(client_id) for client_id in client_ids]
+
+    async def client(self, context: Context) -> Client:
+        """The client that calls; anyone else is refused before anything of the call is read."""
+        match = _BEARER.fullmatch(_header(context.invocation_metadata(), "authorization"))
+        if match is None:
+            await refuse(
+                context,
+                grpc.StatusCode.UNAUTHENTICATED,
+                "no identity: send the metadata authorization: Bearer CLIENT_ID.SECRET, or enrol first",
+            )
+        client = await self._clients.ask(match[1])
+        if client is None or not hmac.compare_digest(client.secret_hash, secret_hash(match[2])):
+            await refuse(
+                context,
+                grpc.StatusCode.UNAUTHENTICATED,
+                "no such identity, or it was revoked: enrol again with a valid token",
+            )
+        if client.certificate_name is not None and certificate_name(context) != client.certificate_name:
+            await refuse(
+                context,
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"client {client.name!r} enrolled with the certificate of {client.certificate_name!r}: use"
+                " that",
+            )
+        if client.first_seen is None:
+            await asyncio.to_thread(self._store.mark_seen, client.client_id, time.time())
+        return client
 
 
 def certificate_name(context: Context) -> str | None:

@@ -12,22 +12,27 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fedmpq.exchange.wire import digest
-from fedmpq.system.durable_files import file_digest, replacing, write_durably
+from fedmpq.system.durable_files import file_digest, replacing, write_all_durably, write_durably
 from fedmpq.system.private_folders import private_folder
 
 log = logging.getLogger("fedmpq.server")
 
 OFFER_SECONDS = 30.0
 """A file that was offered is kept so long for a download to begin."""
+HELD_BYTES = 32 << 20
+"""Of the open round's payloads, so much is in memory for downloads."""
 READ_SECONDS = 600.0
 """A download counts as one so long after it moved last."""
+FLUSHED_AT_ONCE = 16
+"""Files that wait for the disk at a time; flushing needs no core."""
 Use = Literal["read", "offered", "none"]
 _NAME = re.compile(r"[0-9a-f]{64}")
 _OWNER = "database-id"
@@ -56,6 +61,9 @@ class Blobs(Protocol):
     def put(self, data: bytes) -> bytes:
         """Their name. What was there under that name, damaged perhaps, is these bytes and durable now."""
 
+    def put_all(self, items: Sequence[bytes]) -> list[bytes]:
+        """The names of several, put together; durable when this returns."""
+
     def read(self, name: bytes) -> bytes: ...
     def delete(self, name: bytes) -> None: ...
     def names(self) -> Iterator[bytes]: ...
@@ -82,6 +90,7 @@ class FolderBlobs:
     def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.lock = threading.Lock()
         self._folder = folder
+        self._flushers = ThreadPoolExecutor(FLUSHED_AT_ONCE, thread_name_prefix="flush")
         if not make:
             return
         private_folder(folder)
@@ -95,6 +104,14 @@ class FolderBlobs:
         name = digest(data)
         write_durably(self.path(name), data)
         return name
+
+    def put_all(self, items: Sequence[bytes]) -> list[bytes]:
+        if len(items) == 1:
+            return [self.put(items[0])]
+        names = [digest(data) for data in items]
+        files = {self.path(name): data for name, data in zip(names, items, strict=True)}
+        write_all_durably(files, self._flushers)
+        return names
 
     def read(self, name: bytes) -> bytes:
         try:
@@ -164,6 +181,11 @@ class RemoteBlobs:
             self._files.pipe_file(self._path(name), data)
         return name
 
+    def put_all(self, items: Sequence[bytes]) -> list[bytes]:
+        names = [digest(data) for data in items]
+        self._files.pipe({self._path(name): data for name, data in zip(names, items, strict=True)})
+        return names
+
     def read(self, name: bytes) -> bytes:
         try:
             with self._reached():
@@ -214,9 +236,14 @@ class Uploads:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         private_folder(folder)
+        self._senders = {path.name.partition(".")[0] for path in folder.iterdir()}
 
     def path(self, client_id: str, name: bytes) -> Path:
         return self._folder / f"{client_id}.{name.hex()}"
+
+    def may_have(self, client_id: str) -> bool:
+        """Whether there may be a file of the client's; if not, there is none."""
+        return client_id in self._senders
 
     def stored(self, client_id: str, name: bytes) -> int:
         """Bytes that have arrived."""
@@ -227,9 +254,11 @@ class Uploads:
 
     def begin(self, client_id: str, name: bytes, offset: int) -> None:
         """Forget every other upload of the client, and what is stored of this one beyond `offset`."""
-        for other in self._folder.glob(f"{client_id}.*"):
-            if other != self.path(client_id, name):
-                other.unlink(missing_ok=True)
+        if self.may_have(client_id):
+            for other in self._folder.glob(f"{client_id}.*"):
+                if other != self.path(client_id, name):
+                    other.unlink(missing_ok=True)
+        self._senders.add(client_id)
         self.path(client_id, name).touch(mode=0o600)
         os.truncate(self.path(client_id, name), offset)
 
@@ -249,8 +278,9 @@ class Uploads:
     def keep_only(self, client_ids: Collection[str]) -> None:
         """What others have sent is removed: nobody can go on with it."""
         for path in self._folder.iterdir():
-            if path.name.partition(".")[0] not in client_ids:
+            if (sender := path.name.partition(".")[0]) not in client_ids:
                 path.unlink(missing_ok=True)
+                self._senders.discard(sender)
 
     def forget(self, client_id: str) -> None:
         for path in self._folder.glob(f"{client_id}.*"):
@@ -278,6 +308,7 @@ class Outgoing:
         self._clock = clock
         self._lent: dict[bytes, _Lent] = {}
         self._verified: dict[bytes, tuple[int, int, int]] = {}
+        self._held: dict[bytes, bytes] = {}
         private_folder(folder)
 
     def path(self, name: bytes) -> Path:
@@ -317,7 +348,13 @@ class Outgoing:
         name = digest(data)
         with replacing(self.path(name), durable=False) as file:
             file.write(data)
+        if sum(map(len, self._held.values())) + len(data) <= HELD_BYTES:
+            self._held[name] = data
         return name
+
+    def held(self, name: bytes) -> bytes | None:
+        """A payload of the open round that is in memory; many clients download the same one."""
+        return self._held.get(name)
 
     def size(self, name: bytes) -> int | None:
         """Of a file that is whole; a payload that is damaged is removed, to be made again.
@@ -357,6 +394,7 @@ class Outgoing:
             return False
 
     def keep_only(self, names: Collection[bytes]) -> None:
+        self._held = {name: data for name, data in self._held.items() if name in names}
         kept = {name.hex() for name in names}
         for path in self._folder.iterdir():
             if path.name not in kept:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 
+from fedmpq.server.pace import Pace
 from fedmpq.server.places import Standing, spares, spares_may_come, standing, unrevoked
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_in_progress import NOBODY, RoundInProgress
@@ -39,12 +40,14 @@ class Collecting:
         self._work = current.work
         self._time = current.time
         self._look_again = resources.steady()
+        self._pace = Pace()
 
     async def until_enough(self) -> None:
         """Until the round can close."""
         while True:
             seen = self._connections.changed.count
             self._resources.check_run(self._active.run)
+            self._pace.begin()
             await self._free_revoked()
             now = standing(self._round.stored, self._active, self._connections, self._work.grace)
             if self._is_enough(now):
@@ -56,7 +59,9 @@ class Collecting:
                 if await self._is_all_there_can_be(now):
                     return
                 self._resources.waiting_for = self._words(now)
+                self._pace.end()
                 await self._connections.changed.wait(seen, self._seconds_to_wait())
+                await self._pace.rest()
 
     def _is_enough(self, now: Standing) -> bool:
         """Whether a quorum has answered and none of the others is worth waiting for."""

@@ -302,15 +302,15 @@ class Coordinator:
         if self.round is not None:
             self.round.note(client_id, self.round.work.activity)
 
-    async def accept(self, client_id: str, address: RoundAddress, name: bytes, file: Path) -> str:
-        """Check an update or calibration that has arrived whole in `file` and make it durable; its receipt.
+    async def accept(self, client_id: str, address: RoundAddress, name: bytes, upload: Path | bytes) -> str:
+        """Check an update or calibration that has arrived whole and make it durable; its receipt.
 
         Raises Rejected, UpdateRefused or DamagedUpload. Goes on to its end if the caller goes away.
         """
         current, seat = self.round, self.place(client_id, address)
         if current is None or seat is None:
             raise UpdateRefused(f"round {address.number} is over, or this client is not in it")
-        return await self._to_the_end(current.accept(client_id, seat, name, file))
+        return await self._to_the_end(current.accepting.accept(client_id, seat, name, upload))
 
     async def reject(self, client_id: str, address: RoundAddress, reason: str) -> None:
         """Count a bad upload against its sender."""
@@ -324,7 +324,7 @@ class Coordinator:
         current = self.round
         if current is None:
             return
-        if (seat := current.place(client_id, address or current.stored.address)) is not None:
+        if (seat := current.place(client_id, address or current.address)) is not None:
             await self._to_the_end(current.decline(seat, reason))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:

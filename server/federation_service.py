@@ -20,7 +20,7 @@ from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
-from fedmpq.server.authentication import authenticate, certificate_ends
+from fedmpq.server.authentication import Authentication, certificate_ends
 from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
@@ -58,6 +58,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._store = coordinator.store
+        self._authentication = Authentication(coordinator.store)
         self._enrolment = EnrolmentCalls(coordinator.store)
         self._downloads: Counter[str] = Counter()
         self._transfers = TransferQueue(TRANSFERS_AT_ONCE)
@@ -77,7 +78,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Listen(self, request: pb.ListenRequest, context: Context) -> AsyncIterator[pb.Event]:
         async with answering(context):
-            client = await self._described(await authenticate(context, self._store), request, context)
+            client = await self._described(await self._authentication.client(context), request, context)
             bounds = await _bounds(request, context)
             try:
                 connection = self._coordinator.connections.connect(client, request.answers)
@@ -111,7 +112,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         async with answering(context):
-            client = await authenticate(context, self._store)
+            client = await self._authentication.client(context)
             if len(request.payload) != DIGEST_BYTES:
                 await refuse_argument(context, f"a payload is named by {DIGEST_BYTES} bytes")
             if self._downloads[client.client_id] >= MAX_DOWNLOADS:
@@ -138,21 +139,28 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     ) -> AsyncIterator[bytes]:
         """The payload from the offset on, each piece when it is the transfer's turn."""
         await transfer.work()
-        at, size = request.offset, await self._size(request, context)
+        # Held until the download is over: a round that ends meanwhile does not cut it off.
+        whole = self._in_memory(request.payload)
+        at, size = request.offset, await self._size(request, whole, context)
         count = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, request.chunk_bytes or CHUNK_BYTES))
         while at < size:
             await transfer.work()
-            data = await self._piece(request.payload, at, count, context)
+            if whole is not None:
+                data = whole[at : at + count]
+            else:
+                data = await self._piece(request.payload, at, count, context)
             yield data
             at += len(data)
 
-    def _graph(self, name: bytes) -> bytes | None:
+    def _in_memory(self, name: bytes) -> bytes | None:
         active = self._coordinator.active
-        return active.graph_bytes if active is not None and name == active.run.graph else None
+        if active is not None and name == active.run.graph:
+            return active.graph_bytes
+        return self._coordinator.outgoing.held(name)
 
-    async def _size(self, request: pb.DownloadRequest, context: Context) -> int:
-        if (graph := self._graph(request.payload)) is not None:
-            size = len(graph)
+    async def _size(self, request: pb.DownloadRequest, whole: bytes | None, context: Context) -> int:
+        if whole is not None:
+            size = len(whole)
         else:
             found = await self._coordinator.payload_size(request.payload)
             size = found if found is not None else await self._no_payload(context)
@@ -163,8 +171,6 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def _piece(self, name: bytes, at: int, count: int, context: Context) -> bytes:
         """The file is opened for every piece: a call may be cancelled at any moment, and leaves none open."""
-        if (graph := self._graph(name)) is not None:
-            return graph[at : at + count]
         data = await asyncio.to_thread(self._coordinator.outgoing.read, name, at, count)
         return data or await self._no_payload(context)
 
@@ -179,12 +185,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelOffer:
         async with answering(context):
-            client = await authenticate(context, self._store)
+            client = await self._authentication.client(context)
             return await self._models.offer(client, request.format, context)
 
     async def ReportModel(self, request: pb.ReportModelRequest, context: Context) -> pb.ReportModelResponse:
         async with answering(context):
-            client = await authenticate(context, self._store)
+            client = await self._authentication.client(context)
             await self._models.report(client, request, _words(request.reason, MAX_REASON), context)
             return pb.ReportModelResponse()
 
@@ -192,7 +198,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Ready(self, request: pb.ReadyRequest, context: Context) -> pb.ReadyResponse:
         async with answering(context):
-            client = await authenticate(context, self._store)
+            client = await self._authentication.client(context)
             await _check_samples(request.samples, context)
             said = client.budget, request.samples, client.version, client.engine
             client = await asyncio.to_thread(
@@ -203,7 +209,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Decline(self, request: pb.DeclineRequest, context: Context) -> pb.DeclineResponse:
         async with answering(context):
-            client = await authenticate(context, self._store)
+            client = await self._authentication.client(context)
             reason = _words(request.reason, MAX_REASON) or "it did not say why"
             try:
                 address = RoundAddress(request.run_id, request.round, phase_from_message(request.phase))
@@ -216,12 +222,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def GetUpload(self, request: pb.GetUploadRequest, context: Context) -> pb.UploadStatus:
         async with answering(context):
-            client = await authenticate(context, self._store)
+            client = await self._authentication.client(context)
             return await self._uploads.status(client, request, context)
 
     async def Upload(self, _: object, context: Context) -> pb.Receipt:
         async with answering(context):
-            client = await authenticate(context, self._store)
+            client = await self._authentication.client(context)
             return await self._uploads.receive(client, context)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedmpq.exchange.wire import digest
@@ -31,9 +31,12 @@ class OwnBlobs:
         self._owner = owner
 
     def put(self, data: bytes) -> bytes:
+        return self.put_all([data])[0]
+
+    def put_all(self, items: Sequence[bytes]) -> list[bytes]:
         self._require_present()
-        self._store.record_blob(digest(data))
-        return self._blobs.put(data)
+        self._store.record_blobs([digest(data) for data in items])
+        return self._blobs.put_all(items)
 
     def read(self, name: bytes) -> bytes:
         try:

@@ -11,10 +11,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fedmpq.exchange.wire import digest
+from fedmpq.server.accepting import Accepting
 from fedmpq.server.connections import Connection
 from fedmpq.server.merge_failures import NOT_THE_ANSWERS, merge_failure
 from fedmpq.server.readiness import describe
@@ -24,8 +23,16 @@ from fedmpq.server.round_facts import PHASE_SECONDS
 from fedmpq.server.round_time import RoundTime
 from fedmpq.server.round_work import Merged, RoundWork, Seating
 from fedmpq.server.store.errors import UpdateRefused
-from fedmpq.server.store.records import Answer, CalibrationRound, Client, Member, Round, RoundAddress, Seat
-from fedmpq.server.validation import Rejected
+from fedmpq.server.store.records import (
+    Answer,
+    Answered,
+    CalibrationRound,
+    Client,
+    Member,
+    Round,
+    RoundAddress,
+    Seat,
+)
 from fedmpq.system.logs import say
 
 log = logging.getLogger("fedmpq.server")
@@ -35,18 +42,15 @@ MOST_NAMED = 20
 """Clients that a line of the log names one by one."""
 
 
-class DamagedUpload(RuntimeError):
-    """The bytes that arrived have another hash than announced, perhaps for a fault of the server's disk."""
-
-
 class RoundInProgress:
     """A round or calibration from its opening to its merge."""
 
     def __init__(self, resources: Resources, work: RoundWork, stored: Round, *, new: bool) -> None:
         self.work = work
         self.active = work.active
-        self.stored = stored
-        """The round as the store has it."""
+        self._stored = stored
+        self._seats = {seat.client: seat for seat in stored.seats}
+        self._seats_are_newer = False
         self.doing: dict[int, str] = {}
         """By client: "training", "measuring" or "uploading"; only for the operator's eyes."""
         self.failed: set[str] = set()
@@ -60,18 +64,34 @@ class RoundInProgress:
         self._whole = work.seconds
         # What the store says of the round, and `stored`, change together.
         self._lock = asyncio.Lock()
+        self.accepting = Accepting(self, resources)
+
+    @property
+    def stored(self) -> Round:
+        """The round as the store has it."""
+        if self._seats_are_newer:
+            self._stored = replace(self._stored, seats=tuple(self._seats.values()))
+            self._seats_are_newer = False
+        return self._stored
+
+    @stored.setter
+    def stored(self, stored: Round) -> None:
+        self._stored = stored
+        self._seats = {seat.client: seat for seat in stored.seats}
+        self._seats_are_newer = False
+
+    @property
+    def address(self) -> RoundAddress:
+        return self._stored.address
 
     # Placing
 
     def place(self, client_id: str, address: RoundAddress) -> Seat | None:
         """The client's seat, if this is the round it speaks of."""
         member = self.active.members.get(client_id)
-        if member is None or address != self.stored.address:
+        if member is None or address != self.address:
             return None
-        return self._seat(member.client)
-
-    def _seat(self, client: int) -> Seat | None:
-        return next((seat for seat in self.stored.seats if seat.client == client), None)
+        return self._seats.get(member.client)
 
     def assign(self) -> None:
         """Send their work to all who have not answered and are connected; the others get it when they are."""
@@ -80,7 +100,7 @@ class RoundInProgress:
 
     def greet(self, connection: Connection) -> None:
         """A client that has just connected gets its unfinished work."""
-        seat = self.place(connection.client.client_id, self.stored.address)
+        seat = self.place(connection.client.client_id, self.address)
         if seat is not None and seat.state == "selected":
             self._send_work(connection, seat)
 
@@ -96,7 +116,7 @@ class RoundInProgress:
 
     def cancel(self, seats: Iterable[Seat], reason: str, address: RoundAddress | None = None) -> None:
         """Tell these clients that the round goes on, or ends, without them: this one, or `address`."""
-        event = work_cancelled(address or self.stored.address, reason)
+        event = work_cancelled(address or self.address, reason)
         for seat in seats:
             self._connections.send(self.active.client_id(seat.client), event)
 
@@ -108,61 +128,27 @@ class RoundInProgress:
 
     # Accepting and rejecting
 
-    async def accept(self, client_id: str, seat: Seat, name: bytes, file: Path) -> str:
-        """Check an answer that has arrived whole in `file` and make it durable; its receipt.
-
-        Raises Rejected, UpdateRefused or DamagedUpload.
-        """
-        claimed = await self._claimed_samples(client_id)
-        try:
-            size = await self._resources.workers.check(self._check_and_keep, seat, claimed, name, file)
-        except Rejected as rejected:
-            await self.reject(seat, str(rejected))
-            raise
+    async def add_answers(self, answers: Sequence[Answered]) -> list[str | UpdateRefused]:
+        """One transaction for all of them, and what is known here changes with it."""
         async with self._lock:
-            try:
-                receipt_id = await asyncio.to_thread(
-                    self._store.add_answer, self.stored.address, seat.client, name, size
-                )
-            except UpdateRefused:
-                await asyncio.to_thread(self._resources.blobs.delete, name)
-                raise
-            if (known := self._seat(seat.client)) is not None and known.state == "selected":
-                self._change(replace(known, state="updated", answer=Answer(name, size, receipt_id)))
-                self._resources.tally.updates += 1
-                self.time.answered(seat.client)
-        self._connections.changed.ring()
-        return receipt_id
+            receipts = await asyncio.to_thread(self._store.add_answers, self.address, answers)
+            for answer, receipt in zip(answers, receipts, strict=True):
+                if isinstance(receipt, str):
+                    self._answered(answer, receipt)
+        return receipts
 
-    async def _claimed_samples(self, client_id: str) -> int:
-        """What the client said last of its samples, which it trains on; what it was selected with counts."""
-        counted = self.active.members[client_id].record.samples
-        if (connection := self._connections.get(client_id)) is not None:
-            return max(counted, connection.client.samples)
-        client = await asyncio.to_thread(self._store.client_by_id, client_id)
-        return counted if client is None else max(counted, client.samples)
-
-    def _check_and_keep(self, seat: Seat, max_samples: int, name: bytes, file: Path) -> int:
-        """The size of an answer that is good, and now durable as a blob.
-
-        The file is read once: the bytes that were hashed and checked are those that are stored.
-        """
-        try:
-            data = file.read_bytes()
-        except FileNotFoundError:
-            raise UpdateRefused(f"round {self.stored.address.number} went on without this client") from None
-        if digest(data) != name:
-            raise DamagedUpload("the bytes that arrived have another hash than the header says")
-        self.work.check(data, seat, max_samples)
-        self._resources.blobs.put(data)
-        return len(data)
+    def _answered(self, new: Answered, receipt_id: str) -> None:
+        known = self._seats.get(new.client)
+        if known is not None and known.state == "selected":
+            answer = Answer(new.payload, new.payload_bytes, receipt_id)
+            self._change(replace(known, state="updated", answer=answer))
+            self._resources.tally.updates += 1
+            self.time.answered(new.client)
 
     async def reject(self, seat: Seat, reason: str) -> None:
         """Count a bad answer against its sender."""
         async with self._lock:
-            rejected = await asyncio.to_thread(
-                self._store.reject_answer, self.stored.address, seat.client, reason
-            )
+            rejected = await asyncio.to_thread(self._store.reject_answer, self.address, seat.client, reason)
             if not rejected:
                 return
             self._change(replace(seat, state="rejected", reason=reason))
@@ -175,7 +161,7 @@ class RoundInProgress:
     async def decline(self, seat: Seat, reason: str) -> None:
         """The client cannot take part: its place is free, and it has no strike."""
         async with self._lock:
-            if not await asyncio.to_thread(self._store.decline, self.stored.address, seat.client, reason):
+            if not await asyncio.to_thread(self._store.decline, self.address, seat.client, reason):
                 return
             self._change(replace(seat, state="declined", reason=reason))
             self.declines[self.active.client_id(seat.client)] += 1
@@ -188,8 +174,8 @@ class RoundInProgress:
             self.stored = await asyncio.to_thread(store)
 
     def _change(self, changed: Seat) -> None:
-        seats = tuple(changed if seat.client == changed.client else seat for seat in self.stored.seats)
-        self.stored = replace(self.stored, seats=seats)
+        self._seats[changed.client] = changed
+        self._seats_are_newer = True
 
     # Changing who is in it
 
@@ -213,7 +199,7 @@ class RoundInProgress:
         deadline = None if seconds is None else self._resources.clock() + seconds
 
         def store() -> tuple[Round, list[Member]]:
-            address = self.stored.address
+            address = self.address
             reopened = self._store.reopen_round(
                 address,
                 deadline=deadline,
@@ -272,7 +258,7 @@ class RoundInProgress:
         faster = "it was away, and enough others had answered" if gone else "enough others were faster"
         reason = "the deadline passed" if self.time.is_late else faster
         async with self._lock:
-            self.stored = await asyncio.to_thread(self._store.close_round, self.stored.address, reason)
+            self.stored = await asyncio.to_thread(self._store.close_round, self.address, reason)
         waited_for = {seat.client for seat in pending}
         cut = [seat for seat in self.stored.seats_in("cut") if seat.client in waited_for]
         ids = [self.active.client_id(seat.client) for seat in cut]
@@ -323,13 +309,13 @@ class RoundInProgress:
         return _listed([self._connections.name_of(client_id) for client_id in pending])
 
     def say_opened(self) -> None:
-        phase, everyone = self.stored.address.phase, self.counts()["selected"]
+        phase, everyone = self.address.phase, self.counts()["selected"]
         what = "round opened" if phase == "training" else "calibration opened"
         self.say(what, clients=everyone, names=self.missing())
 
     def say(self, what: str, level: int = logging.INFO, **facts: Any) -> None:
         """An event of this round in the log."""
-        say(log, what, level=level, run=self.active.run.name, round=self.stored.address.number, **facts)
+        say(log, what, level=level, run=self.active.run.name, round=self.address.number, **facts)
 
 
 def _listed(names: Sequence[str]) -> str | None:

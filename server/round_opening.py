@@ -8,6 +8,7 @@ from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.agreed_range import agree, is_open
 from fedmpq.server.collecting import LOOK_SECONDS
 from fedmpq.server.learned_deadline import slowest_answers
+from fedmpq.server.pace import Pace
 from fedmpq.server.places import may_begin, selectable
 from fedmpq.server.readiness import describe_to_all
 from fedmpq.server.resources import Resources
@@ -96,9 +97,11 @@ async def _not_paused(resources: Resources, active: ActiveRun) -> None:
 
 async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Client]:
     """Those a round can select from, once there are enough and the run is not paused."""
+    pace = Pace()
     while True:
         seen = resources.connections.changed.count
         resources.check_run(active.run)
+        pace.begin()
         await agree(resources, active)
         if not is_open(active):
             describe_to_all(resources.connections, active)
@@ -112,7 +115,9 @@ async def _enough_clients(resources: Resources, active: ActiveRun) -> list[Clien
             return ready
         else:
             resources.waiting_for = _too_few(active, len(ready))
+        pace.end()
         await resources.connections.changed.wait(seen, LOOK_SECONDS)
+        await pace.rest()
 
 
 def _too_few(active: ActiveRun, ready: int) -> str:

@@ -70,6 +70,9 @@ DRAIN_SECONDS = 5.0
 FAREWELL_SECONDS = 5.0
 IMPATIENCE_SECONDS = 1.0
 WORKERS = 4
+PENDING_CALLS = 1 << 20
+"""Calls that have come and that the server has not begun; clients and calls are limited elsewhere."""
+PENDING_SECONDS = 600
 _SECOND = 1000
 OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -77,6 +80,11 @@ OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_metadata_size", 8192),
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION),
     ("grpc.server_handshake_timeout_ms", 20 * _SECOND),
+    # The calls of a fleet that answers at once wait here. Beyond this many, or after this time, gRPC ends
+    # them as CANCELLED before the server has seen them.
+    ("grpc.server.max_pending_requests", PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
+    ("grpc.server_max_unrequested_time_in_server", PENDING_SECONDS),
     # Two servers on one port would each get half of the boards.
     ("grpc.so_reuseport", 0),
     # A board that lost its power is noticed after this; boards may ask more often.

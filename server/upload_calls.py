@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -13,9 +12,10 @@ import grpc.aio
 
 from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.server.accepting import DamagedUpload
 from fedmpq.server.coordinator import Coordinator
+from fedmpq.server.incoming import Incoming, Memory
 from fedmpq.server.refusals import Context, refuse, refuse_argument
-from fedmpq.server.round_in_progress import DamagedUpload
 from fedmpq.server.store.errors import UpdateRefused
 from fedmpq.server.store.records import ENDED, Client, RoundAddress, Seat
 from fedmpq.server.transfer_queue import Transfer, TransferQueue
@@ -31,6 +31,8 @@ class Receiving:
 
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    incoming: Incoming | None = None
+    """What has arrived of it; None: it has not begun."""
 
 
 class UploadCalls:
@@ -46,6 +48,7 @@ class UploadCalls:
         self._store = coordinator.store
         self._uploads = coordinator.uploads
         self._transfers = transfers
+        self._memory = Memory()
         self._receiving: dict[str, Receiving] = {}
         self._checking: dict[str, asyncio.Future[str]] = {}
         """By client: gives the receipt of the upload that has arrived whole."""
@@ -58,6 +61,9 @@ class UploadCalls:
         receipt = await self._receipt(client, address, request.payload, context)
         if receipt is not None:
             return pb.UploadStatus(receipt=receipt)
+        receiving = self._receiving.get(client.client_id)
+        if receiving is not None and receiving.incoming is not None:
+            await receiving.incoming.keep_what_can_be()
         stored = await asyncio.to_thread(self._uploads.stored, client.client_id, request.payload)
         return pb.UploadStatus(offset=stored)
 
@@ -86,7 +92,9 @@ class UploadCalls:
         self, client: Client, address: RoundAddress, payload: bytes, context: Context
     ) -> pb.Receipt | None:
         """The receipt of an answer the server has; None if the client may send it; else it is refused."""
-        seat: Seat | None = None
+        seat = self._coordinator.place(client.client_id, address)
+        if seat is not None and seat.state == "selected":
+            return None
         if _is_plausible(address):
             seat = await asyncio.to_thread(self._store.seat_of, address, client.client_id)
         if seat is not None and seat.answer is not None and seat.answer.payload == payload:
@@ -113,11 +121,18 @@ class UploadCalls:
         if receipt is not None:
             return receipt
         await self._check_size(header, address, context)
-        await self._begin(client.client_id, header, context)
+        incoming = mine.incoming = await self._begin(client.client_id, header, context)
         self._coordinator.note_upload(client.client_id)
-        async with self._transfers.transfer(client.client_id, upload=True) as transfer:
-            await self._receive(client.client_id, header, mine, transfer, context)
-        return await self._accept(client.client_id, header, address, context)
+        try:
+            async with self._transfers.transfer(client.client_id, upload=True) as transfer:
+                await self._receive(header, incoming, mine, transfer, context)
+        except BaseException:
+            if self._coordinator.place(client.client_id, address) is not None:
+                await incoming.keep_what_can_be()
+            else:
+                await incoming.drop()
+            raise
+        return await self._accept(client.client_id, header, address, incoming, context)
 
     async def _check_size(self, header: pb.UploadHeader, address: RoundAddress, context: Context) -> None:
         active = self._coordinator.active
@@ -127,7 +142,10 @@ class UploadCalls:
                 context, f"an update of {header.payload_bytes} bytes; the model's has at most {limit}"
             )
 
-    async def _begin(self, client_id: str, header: pb.UploadHeader, context: Context) -> None:
+    async def _begin(self, client_id: str, header: pb.UploadHeader, context: Context) -> Incoming:
+        incoming = Incoming(self._uploads, self._memory, client_id, header.payload, header.offset)
+        if header.offset == 0 and not self._uploads.may_have(client_id):
+            return incoming
         stored = await asyncio.to_thread(self._uploads.stored, client_id, header.payload)
         if header.offset > stored:
             await refuse(
@@ -135,18 +153,18 @@ class UploadCalls:
                 grpc.StatusCode.OUT_OF_RANGE,
                 f"offset {header.offset} is beyond the {stored} bytes stored: ask GetUpload",
             )
-        await asyncio.to_thread(self._uploads.begin, client_id, header.payload, header.offset)
+        await incoming.begin()
+        return incoming
 
     async def _receive(
         self,
-        client_id: str,
         header: pb.UploadHeader,
+        incoming: Incoming,
         mine: Receiving,
         transfer: Transfer,
         context: Context,
     ) -> None:
-        """The bytes from the offset to the end, into the client's file."""
-        at = header.offset
+        """The bytes from the offset to the end."""
         await _unless_replaced(mine, transfer.work(), context)
         while True:
             with transfer.waiting():
@@ -157,25 +175,31 @@ class UploadCalls:
                 await _unless_replaced(mine, transfer.work(), context)
             if request.WhichOneof("part") != "data":
                 await refuse_argument(context, "after its header an upload has nothing but data")
-            if at + len(request.data) > header.payload_bytes:
-                await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            if incoming.at + len(request.data) > header.payload_bytes:
+                await incoming.drop()
                 await refuse_argument(
                     context, f"more than the {header.payload_bytes} bytes that were announced"
                 )
             try:
-                await asyncio.to_thread(self._uploads.write, client_id, header.payload, at, request.data)
+                await incoming.add(request.data)
             except FileNotFoundError:
                 message = "what had arrived of this upload was removed: ask GetUpload"
                 await refuse(context, grpc.StatusCode.UNAVAILABLE, message)
             transfer.moved(len(request.data))
-            at += len(request.data)
-        if at < header.payload_bytes:
-            await refuse_argument(context, f"the upload ended at byte {at} of {header.payload_bytes}")
+        if incoming.at < header.payload_bytes:
+            words = f"the upload ended at byte {incoming.at} of {header.payload_bytes}"
+            await refuse_argument(context, words)
 
     async def _accept(
-        self, client_id: str, header: pb.UploadHeader, address: RoundAddress, context: Context
+        self,
+        client_id: str,
+        header: pb.UploadHeader,
+        address: RoundAddress,
+        incoming: Incoming,
+        context: Context,
     ) -> pb.Receipt:
-        checking = self._checking[client_id] = asyncio.ensure_future(self._check(client_id, header, address))
+        check = self._check(client_id, header, address, incoming)
+        checking = self._checking[client_id] = asyncio.ensure_future(check)
         checking.add_done_callback(lambda done: self._forget_check(client_id, done))
         try:
             receipt_id = await asyncio.shield(checking)
@@ -189,18 +213,25 @@ class UploadCalls:
             await refuse_argument(context, f"the update was rejected: {error}")
         return _receipt(address, header.payload, receipt_id)
 
-    async def _check(self, client_id: str, header: pb.UploadHeader, address: RoundAddress) -> str:
+    async def _check(
+        self, client_id: str, header: pb.UploadHeader, address: RoundAddress, incoming: Incoming
+    ) -> str:
         """The receipt; raises what is wrong with the upload. A disk that fails leaves it for the next try."""
-        path: Path = self._uploads.path(client_id, header.payload)
         try:
-            receipt_id = await self._coordinator.accept(client_id, address, header.payload, path)
+            upload = await incoming.whole()
+            receipt_id = await self._coordinator.accept(client_id, address, header.payload, upload)
+        except OSError:
+            await incoming.keep_what_can_be()
+            raise
         except (UpdateRefused, Rejected, DamagedUpload) as error:
-            await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+            await incoming.drop()
             # What was stored of it before a power cut may be at fault, and not its sender.
             if isinstance(error, DamagedUpload) and header.offset == 0:
                 await self._coordinator.reject(client_id, address, str(error))
             raise
-        await asyncio.to_thread(self._uploads.drop, client_id, header.payload)
+        finally:
+            incoming.release()
+        await incoming.drop()
         return receipt_id
 
     def _forget_check(self, client_id: str, done: asyncio.Future[str]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -45,6 +46,30 @@ def write_durably(path: Path, data: bytes, *, private: bool = True) -> None:
     """Puts `data` at `path`: after a crash the old file or the whole new one is there."""
     with replacing(path, private=private) as file:
         file.write(data)
+
+
+def write_all_durably(files: Mapping[Path, bytes], flushers: Executor) -> None:
+    """Puts new private files in one folder; all are on the disk, under their names, when this returns.
+
+    They are flushed at the same time, which file systems answer with few writes of their journals. Those that
+    were there are replaced; an error may leave some in place, each of them whole.
+    """
+    parts = {path: path.with_name(f".{path.name}.partial") for path in files}
+    try:
+        for path, data in files.items():
+            parts[path].unlink(missing_ok=True)
+            with _new_file(parts[path], private=True) as file:
+                file.write(data)
+        for _ in flushers.map(flush, parts.values()):
+            pass
+        for path, part in parts.items():
+            part.replace(path)
+    except BaseException:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+        raise
+    for folder in {path.parent for path in files}:
+        flush(folder)
 
 
 def create_durably(path: Path, data: bytes) -> None:

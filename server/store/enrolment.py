@@ -88,11 +88,12 @@ class SqlEnrolment(Transactions):
             return str(known.client_id)
 
     def client_by_id(self, client_id: str) -> Client | None:
+        return self.clients_by_id([client_id]).get(client_id)
+
+    def clients_by_id(self, client_ids: Collection[str]) -> dict[str, Client]:
+        chosen = select(clients).where(clients.c.client_id.in_(client_ids), clients.c.revoked.is_(None))
         with self._read() as connection:
-            row = connection.execute(
-                select(clients).where(clients.c.client_id == client_id, clients.c.revoked.is_(None))
-            ).one_or_none()
-        return None if row is None else client_of(row)
+            return {row.client_id: client_of(row) for row in connection.execute(chosen)}
 
     def unrevoked(self, client_ids: Collection[str]) -> dict[str, ClaimLimits]:
         chosen = select(clients.c.client_id, clients.c.max_samples, clients.c.max_budget).where(

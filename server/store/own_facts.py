@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import delete, insert, select, update
 
@@ -28,11 +28,13 @@ class SqlOwnFacts(Transactions):
                 if connection.execute(known).rowcount == 0:
                     connection.execute(insert(facts).values(name=name, value=value))
 
-    def record_blob(self, name: bytes) -> None:
+    def record_blobs(self, names: Sequence[bytes]) -> None:
         with self._write() as connection:
-            known = select(blobs.c.name).where(blobs.c.name == name)
-            if connection.execute(known).one_or_none() is None:
-                connection.execute(insert(blobs).values(name=name))
+            for start in range(0, len(names), _AT_ONCE):
+                some = dict.fromkeys(names[start : start + _AT_ONCE])
+                known = set(connection.execute(select(blobs.c.name).where(blobs.c.name.in_(some))).scalars())
+                if new := [{"name": name} for name in some if name not in known]:
+                    connection.execute(insert(blobs), new)
 
     def recorded_blobs(self) -> set[bytes]:
         with self._read() as connection:

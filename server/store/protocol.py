@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedmpq.server.claim_limits import ClaimLimits
+from fedmpq.server.store.errors import UpdateRefused
 from fedmpq.server.store.records import (
+    Answered,
     CalibrationCommit,
     CalibrationRound,
     Client,
@@ -61,6 +63,9 @@ class Enrolment(Protocol):
 
     def client_by_id(self, client_id: str) -> Client | None:
         """A client that may call: None if there is none of this id, or it was revoked."""
+
+    def clients_by_id(self, client_ids: Collection[str]) -> dict[str, Client]:
+        """Those of the clients that may call, by id."""
 
     def unrevoked(self, client_ids: Collection[str]) -> dict[str, ClaimLimits]:
         """Those of the clients that may still call, each with what it may claim now."""
@@ -198,8 +203,9 @@ class Rounds(Protocol):
     def seat_of(self, address: RoundAddress, client_id: str) -> Seat | None:
         """The client's place in a round, open or not."""
 
-    def add_answer(self, address: RoundAddress, client: int, payload: bytes, payload_bytes: int) -> str:
-        """The receipt of an update or calibration whose blob is durable; the same one for the same again."""
+    def add_answers(self, address: RoundAddress, answers: Sequence[Answered]) -> list[str | UpdateRefused]:
+        """The receipts of updates or calibrations whose blobs are durable, in their order, in one
+        transaction; the same receipt for the same answer again, and why one is taken no more."""
 
     def reject_answer(self, address: RoundAddress, client: int, reason: str) -> bool:
         """What the client sent was bad: it is out of this round and has a strike. False: it was out."""
@@ -329,8 +335,8 @@ class OwnFacts(Protocol):
 
     def remember(self, **values: str) -> None: ...
 
-    def record_blob(self, name: bytes) -> None:
-        """A blob of that name is about to be put."""
+    def record_blobs(self, names: Sequence[bytes]) -> None:
+        """Blobs of these names are about to be put."""
 
     def recorded_blobs(self) -> set[bytes]:
         """Those that were put by this store and not forgotten."""

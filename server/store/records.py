@@ -129,6 +129,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """An answer that has just come, its blob durable."""
+
+    client: int
+    payload: bytes
+    """Hash of its blob."""
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
 class Seat:
     """A client's place in a round, and what it was dealt there."""
 

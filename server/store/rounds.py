@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select, update
 
 from fedmpq.server.database import members as members_table
-from fedmpq.server.database import rounds, runs, thrown_out
+from fedmpq.server.database import rounds, runs
 from fedmpq.server.database import seats as seats_table
 from fedmpq.server.store.commits import add_to_members, add_to_run
-from fedmpq.server.store.errors import StoreError, UnknownRound, UpdateRefused
+from fedmpq.server.store.errors import StoreError, UnknownRound
 from fedmpq.server.store.history import fold_old_seats, unfold
 from fedmpq.server.store.records import (
     LEFT,
@@ -150,31 +149,7 @@ class SqlRounds(Transactions):
         )
         with self._read() as connection:
             client = connection.execute(known).scalar_one_or_none()
-            return None if client is None else _find_seat(connection, address, client)
-
-    def add_answer(self, address: RoundAddress, client: int, payload: bytes, payload_bytes: int) -> str:
-        alive = select(runs.c.run_id).where(runs.c.run_id == address.run_id, runs.c.state != "aborted")
-        with self._write() as connection:
-            receipt_id = _earlier_receipt(connection, address, client, payload) or uuid.uuid4().hex
-            taken = connection.execute(
-                update(seats_table)
-                .where(
-                    is_seat(address, client),
-                    seats_table.c.state == "selected",
-                    select(rounds.c.round).where(is_open(address)).exists(),
-                    alive.exists(),
-                )
-                .values(state="updated", update=payload, update_bytes=payload_bytes, receipt_id=receipt_id)
-            )
-            if taken.rowcount == 1:
-                connection.execute(delete(thrown_out).where(thrown_out.c.receipt_id == receipt_id))
-                return receipt_id
-            seat = _find_seat(connection, address, client)
-        answer = seat.answer if seat is not None and seat.state == "updated" else None
-        if answer is not None and answer.payload == payload:
-            return answer.receipt_id
-        state = "has no place for this client" if seat is None else f"has this client {seat.state}"
-        raise UpdateRefused(f"round {address.number} takes no more of this client: it is over or {state}")
+            return None if client is None else find_seat(connection, address, client)
 
     def decline(self, address: RoundAddress, client: int, reason: str) -> bool:
         with self._write() as connection:
@@ -216,23 +191,6 @@ class SqlRounds(Transactions):
             add_to_members(connection, run_id, result, {client: {} for client in concerned})
             add_to_run(connection, address, result, {"ready": result.round}, now)
             return read_run(connection, run_id)
-
-
-def _earlier_receipt(
-    connection: Connection, address: RoundAddress, client: int, payload: bytes
-) -> str | None:
-    """That of the same answer, if the client is asked for it again or the round is done anew: one update has
-    one receipt, which counts again."""
-    lost = select(seats_table.c.receipt_id).where(is_seat(address, client), seats_table.c.update == payload)
-    gone = select(thrown_out.c.receipt_id).where(
-        thrown_out.c.run_id == address.run_id,
-        thrown_out.c.round == address.number,
-        thrown_out.c.phase == address.phase,
-        thrown_out.c.client == client,
-        thrown_out.c.payload == payload,
-    )
-    found: str | None = connection.execute(lost).scalar() or connection.execute(gone).scalar()
-    return found
 
 
 # Which rows
@@ -395,7 +353,7 @@ def _seats(connection: Connection, address: RoundAddress, folded: bytes | None) 
     return tuple(seat_of(seat) for seat in seated)
 
 
-def _find_seat(connection: Connection, address: RoundAddress, client: int) -> Seat | None:
+def find_seat(connection: Connection, address: RoundAddress, client: int) -> Seat | None:
     row = connection.execute(select(seats_table).where(is_seat(address, client))).one_or_none()
     if row is not None:
         return seat_of(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import and_, select
 
 from fedmpq.server.database import open_database, rounds, runs, seats
+from fedmpq.server.store.answers import SqlAnswers
 from fedmpq.server.store.enrolment import SqlEnrolment
 from fedmpq.server.store.failed_merges import SqlFailedMerges
 from fedmpq.server.store.leadership import SqlLeadership
@@ -21,6 +22,7 @@ class SqlStore(
     SqlEnrolment,
     SqlRuns,
     SqlRounds,
+    SqlAnswers,
     SqlFailedMerges,
     SqlReleases,
     SqlSightings,

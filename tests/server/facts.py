@@ -10,11 +10,14 @@ from typing import TypeVar
 
 from fedmpq.method.state import ClientRecord
 from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
+from fedmpq.server.store.errors import UpdateRefused
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import (
+    Answered,
     CalibrationCommit,
     CalibrationRound,
     Member,
+    RoundAddress,
     Run,
     Seat,
     TrainingCommit,
@@ -125,3 +128,11 @@ def calibrated(number: int, last: bool = False, model: bytes = b"c" * 32) -> Cal
 
 def open_calibration(store: Store, run: Run, number: int = 1) -> CalibrationRound:
     return store.open_calibration(run.run_id, number, deadline=NOW + 5, seats=[seat(0), seat(1)], now=NOW)
+
+
+def add_answer(store: Store, address: RoundAddress, client: int, payload: bytes, size: int) -> str:
+    """One answer alone; its receipt."""
+    (receipt,) = store.add_answers(address, [Answered(client, payload, size)])
+    if isinstance(receipt, UpdateRefused):
+        raise receipt
+    return receipt

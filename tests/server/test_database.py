@@ -25,12 +25,12 @@ from tests.server.facts import opened, queue
 
 _WRITER = """
 import sys
-from fedmpq.server.store.records import RoundAddress
+from fedmpq.server.store.records import Answered, RoundAddress
 from fedmpq.server.store.sql import open_store
 store = open_store(sys.argv[1])
 address = RoundAddress(sys.argv[2], 1)
 for number in range(10_000):
-    print(store.add_answer(address, number, number.to_bytes(32, "big"), 1), flush=True)
+    print(*store.add_answers(address, [Answered(number, number.to_bytes(32, "big"), 1)]), flush=True)
 """
 
 

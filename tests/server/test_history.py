@@ -14,7 +14,7 @@ from fedmpq.server.store.history import KEPT_ROUNDS
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import Round, RoundAddress, Run
 from fedmpq.server.store.sql import SqlStore, open_store
-from tests.server.facts import NOW, calibrated, commit, open_calibration, opened, queue
+from tests.server.facts import NOW, add_answer, calibrated, commit, open_calibration, opened, queue
 
 ROUNDS = 3 * KEPT_ROUNDS
 
@@ -34,13 +34,13 @@ def worked_through(store: Store, run: Run, number: int, calibrates: bool = True)
     """A round and its calibration, with an answer each and somebody rejected or cut; as they were merged."""
     training, calibration = RoundAddress(run.run_id, number), RoundAddress(run.run_id, number, "calibration")
     opened(store, run, number=number)
-    store.add_answer(training, 0, payload_of(training, 0), 100 + number)
+    add_answer(store, training, 0, payload_of(training, 0), 100 + number)
     store.close_round(training, "the deadline passed")
     store.commit_round(run.run_id, commit(number, ready=False), NOW)
     if not calibrates:
         return [store.round(run.run_id, number)]
     open_calibration(store, run, number)
-    store.add_answer(calibration, 1, payload_of(calibration, 1), 50)
+    add_answer(store, calibration, 1, payload_of(calibration, 1), 50)
     store.reject_answer(calibration, 0, f"a variance of -{number}")
     store.commit_calibration(run.run_id, calibrated(number), NOW)
     measured = store.calibration(run.run_id, number)
@@ -76,9 +76,9 @@ def test_a_receipt_of_an_old_round_is_given_again(store: Store) -> None:
     assert seat.answer is not None
     assert seat == trained.seats[0]
     sent = payload_of(trained.address, 0), 101
-    assert store.add_answer(trained.address, 0, *sent) == seat.answer.receipt_id
+    assert add_answer(store, trained.address, 0, *sent) == seat.answer.receipt_id
     with pytest.raises(UpdateRefused):
-        store.add_answer(trained.address, 1, *sent)
+        add_answer(store, trained.address, 1, *sent)
     assert store.seat_of(trained.address, "f" * 32) is None
 
 

@@ -98,7 +98,7 @@ def test_only_what_was_recorded_is_swept(tmp_path: Path) -> None:
 def test_a_store_from_before_there_were_ids_gets_one(tmp_path: Path) -> None:
     store = open_store(sqlite_url(tmp_path / "fedmpq.db"))
     name = FolderBlobs(tmp_path / "blobs").put(b"model")
-    store.record_blob(name)
+    store.record_blobs([name])
     queue(store)
     blobs = open_own_blobs(store, None, tmp_path / "blobs")
     assert blobs.owner() == store.fact("id")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # type: ignore[import-untyped]
     ProtoReflectionDescriptorDatabase,
 )
 
+from fedmpq.server.serve import OPTIONS
 from fedmpq.system.addresses import split_address
 from tools.programs import FEDMPQ, Program, wait_until
 
@@ -212,3 +217,41 @@ def test_options_that_make_no_sense(tmp_path: Path, words: tuple[str, ...], mess
     code, output = run_to_end(tmp_path, *words)
     assert code == 2
     assert message in output
+
+
+@pytest.mark.slow
+def test_calls_of_a_fleet_that_come_at_once_wait_their_turn() -> None:
+    """More than gRPC keeps by itself, while the server is busy with something else."""
+    calls, free, port = 3500, threading.Event(), [0]
+    listening = threading.Event()
+
+    async def serve() -> None:
+        async def answer(request: bytes, _: object) -> bytes:
+            return request
+
+        handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(answer)}
+        own = [option for option in OPTIONS if option[0] != "grpc.max_concurrent_streams"]
+        server = grpc.aio.server(options=own)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+        port[0] = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        listening.set()
+        # The event loop does nothing meanwhile.
+        free.wait(60)
+        while not all(call.done() for call in asked):
+            await asyncio.sleep(0.01)
+        await server.stop(0)
+
+    asked: list[Any] = []
+    serving = threading.Thread(target=asyncio.run, args=(serve(),))
+    serving.start()
+    assert listening.wait(60)
+    with grpc.insecure_channel(f"127.0.0.1:{port[0]}") as channel:
+        echo: Any = channel.unary_unary("/test/Echo")
+        asked += [echo.future(b"x", timeout=60) for _ in range(calls)]
+        # Longer than they need to be on the server's side; too short a time can only hide a fault.
+        time.sleep(1)
+        free.set()
+        codes = {call.code() for call in asked}
+        serving.join(60)
+    assert codes == {grpc.StatusCode.OK}

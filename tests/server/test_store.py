@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
 from fedmpq.server.store.errors import (
@@ -19,11 +21,12 @@ from fedmpq.server.store.errors import (
     UpdateRefused,
 )
 from fedmpq.server.store.protocol import Store
-from fedmpq.server.store.records import Answer, Member, Round, RoundAddress, Seat
+from fedmpq.server.store.records import Answer, Answered, Member, Round, RoundAddress, Seat
 from fedmpq.server.store.sql import open_store
 from tests.server.facts import (
     MOMENT,
     NOW,
+    add_answer,
     add_token,
     at_once,
     calibrated,
@@ -209,7 +212,7 @@ def test_a_round_from_opening_to_commit(store: Store) -> None:
     assert [one.state for one in current.seats] == ["selected", "selected"]
     assert store.current_round(run.run_id) == current
     for client in range(2):
-        store.add_answer(RoundAddress(run.run_id, 1), client, bytes([client]) * 32, 100)
+        add_answer(store, RoundAddress(run.run_id, 1), client, bytes([client]) * 32, 100)
     assert store.blobs_in_use() == {b"g" * 32, b"m" * 32, bytes(32), b"\1" * 32}
     after = store.commit_round(run.run_id, commit(1), NOW)
     assert (after.round, after.model, after.bit_widths) == (1, b"n" * 32, (4, 4, 3))
@@ -249,10 +252,10 @@ def test_a_calibration_is_a_round_of_its_own_that_ends_the_run(store: Store) -> 
     assert (current.address, current.deadline) == (calibration, NOW + 5)
     assert current.trained == store.round(run.run_id, 1)
     assert store.current_round(run.run_id) == store.calibration(run.run_id, 1) == current
-    receipt = store.add_answer(calibration, 0, b"s" * 32, 50)
-    assert store.add_answer(calibration, 0, b"s" * 32, 50) == receipt
+    receipt = add_answer(store, calibration, 0, b"s" * 32, 50)
+    assert add_answer(store, calibration, 0, b"s" * 32, 50) == receipt
     with pytest.raises(UpdateRefused):
-        store.add_answer(RoundAddress(run.run_id, 1), 0, b"t" * 32, 50)
+        add_answer(store, RoundAddress(run.run_id, 1), 0, b"t" * 32, 50)
     assert b"s" * 32 in store.blobs_in_use()
     assert store.reject_answer(calibration, 1, "negative")
     assert store.members(run.run_id)[1].strikes == 1
@@ -315,18 +318,45 @@ def test_what_is_handed_out_is_kept_until_the_next_calibration(store: Store) -> 
 def test_an_update_repeated_is_an_update_once(store: Store) -> None:
     run = queue(store)
     opened(store, run)
-    receipts = set(at_once(lambda _: store.add_answer(RoundAddress(run.run_id, 1), 0, b"u" * 32, 100), 8))
+    receipts = set(at_once(lambda _: add_answer(store, RoundAddress(run.run_id, 1), 0, b"u" * 32, 100), 8))
     assert len(receipts) == 1
     with pytest.raises(UpdateRefused):
-        store.add_answer(RoundAddress(run.run_id, 1), 0, b"v" * 32, 100)
+        add_answer(store, RoundAddress(run.run_id, 1), 0, b"v" * 32, 100)
     current = store.current_round(run.run_id)
     assert current is not None
     assert [one.state for one in current.seats] == ["updated", "selected"]
     assert current.answers() == [(current.seats[0], Answer(b"u" * 32, 100, *receipts))]
     store.commit_round(run.run_id, commit(1), NOW)
-    assert {store.add_answer(RoundAddress(run.run_id, 1), 0, b"u" * 32, 100)} == receipts, (
+    assert {add_answer(store, RoundAddress(run.run_id, 1), 0, b"u" * 32, 100)} == receipts, (
         "after the round, too"
     )
+
+
+def outcomes(receipts: list[str | UpdateRefused]) -> list[int | str]:
+    """Receipts by when each was first seen, and why the others were refused."""
+    seen: dict[str, int] = {}
+    return [seen.setdefault(one, len(seen)) if isinstance(one, str) else str(one) for one in receipts]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from((0, 1, 5)), st.sampled_from((b"u" * 32, b"v" * 32))), max_size=8))
+def test_updates_that_come_together_are_taken_as_if_one_by_one(
+    store: Store, answers: list[tuple[int, bytes]]
+) -> None:
+    found = []
+    for together in (True, False):
+        run = queue(store, f"run-{len(store.list_runs())}")
+        opened(store, run)
+        came, address = [Answered(*answer, 100) for answer in answers], RoundAddress(run.run_id, 1)
+        batches = [came] if together else [[one] for one in came]
+        receipts = [receipt for batch in batches for receipt in store.add_answers(address, batch)]
+        current = store.current_round(run.run_id)
+        assert current is not None
+        held = [(seat.client, seat.state, seat.answer and seat.answer.payload) for seat in current.seats]
+        stored = {answer.receipt_id for _, answer in current.answers()}
+        assert stored == {receipt for receipt in receipts if isinstance(receipt, str)}
+        found.append((outcomes(receipts), held))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("number", "client"), [(1, 5), (2, 0), (0, 0)])
@@ -334,18 +364,18 @@ def test_an_update_from_elsewhere_is_refused(store: Store, number: int, client: 
     run = queue(store)
     before = opened(store, run)
     with pytest.raises(UpdateRefused):
-        store.add_answer(RoundAddress(run.run_id, number), client, b"u" * 32, 100)
+        add_answer(store, RoundAddress(run.run_id, number), client, b"u" * 32, 100)
     assert store.current_round(run.run_id) == before
 
 
 def test_a_closed_round_takes_nothing_more(store: Store) -> None:
     run = queue(store)
     opened(store, run)
-    store.add_answer(RoundAddress(run.run_id, 1), 0, b"u" * 32, 100)
+    add_answer(store, RoundAddress(run.run_id, 1), 0, b"u" * 32, 100)
     closed = store.close_round(RoundAddress(run.run_id, 1), "too late")
     assert [one.state for one in closed.seats] == ["updated", "cut"]
     with pytest.raises(UpdateRefused):
-        store.add_answer(RoundAddress(run.run_id, 1), 1, b"v" * 32, 100)
+        add_answer(store, RoundAddress(run.run_id, 1), 1, b"v" * 32, 100)
     assert store.close_round(RoundAddress(run.run_id, 1), "again") == closed, "as after a crash"
 
 
@@ -356,7 +386,7 @@ def test_a_rejected_update_is_a_strike_once(store: Store) -> None:
     assert not store.reject_answer(RoundAddress(run.run_id, 1), 1, "bad")
     assert [one.strikes for one in store.members(run.run_id)] == [0, 1]
     with pytest.raises(UpdateRefused):
-        store.add_answer(RoundAddress(run.run_id, 1), 1, b"u" * 32, 100)
+        add_answer(store, RoundAddress(run.run_id, 1), 1, b"u" * 32, 100)
     found = store.seat_of(RoundAddress(run.run_id, 1), store.members(run.run_id)[1].client_id)
     assert found is not None
     assert (found.state, found.reason) == ("rejected", "bad")

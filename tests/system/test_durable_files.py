@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fedmpq.system.durable_files import (
     move_durably,
     remove_durably,
     replacing,
+    write_all_durably,
     write_durably,
 )
 
@@ -163,3 +165,29 @@ def test_a_digest_is_that_of_all_bytes(tmp_path: Path, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     (tmp_path / "file").write_bytes(data)
     assert file_digest(tmp_path / "file") == hashlib.sha256(data).digest()
+
+
+def test_several_files_are_flushed_before_any_has_its_name(tmp_path: Path, steps: list[str]) -> None:
+    files = {tmp_path / str(number): bytes([number]) * 9 for number in range(5)}
+    (tmp_path / "3").write_bytes(b"older")
+    (tmp_path / ".4.partial").write_bytes(b"of a crash")
+    with ThreadPoolExecutor(3) as flushers:
+        write_all_durably(files, flushers)
+    assert steps == ["file"] * 5 + ["name"] * 5 + ["folder"]
+    assert names_in(tmp_path) == list("01234")
+    assert all(path.read_bytes() == data and mode_of(path) == 0o600 for path, data in files.items())
+
+
+def test_several_files_that_cannot_be_flushed_leave_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "1").write_bytes(b"older")
+
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with ThreadPoolExecutor(3) as flushers, pytest.raises(OSError, match="no space"):
+        write_all_durably({tmp_path / "1": b"new", tmp_path / "2": b"new"}, flushers)
+    assert names_in(tmp_path) == ["1"]
+    assert (tmp_path / "1").read_bytes() == b"older"
