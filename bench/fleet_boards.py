@@ -13,7 +13,6 @@ import hashlib
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -60,7 +59,7 @@ class Notes:
     ended: Moment | None = None
     updates: dict[int, int] = field(default_factory=dict)
     """Receipts by round."""
-    not_ok: Counter[str] = field(default_factory=Counter)
+    not_ok: dict[str, int] = field(default_factory=dict)
     """Calls that ended with another status than OK, by call and status."""
     bytes_up: int = 0
     bytes_down: int = 0
@@ -227,7 +226,8 @@ class Board:
         return receipt
 
     def _note(self, call: str, error: grpc.aio.AioRpcError) -> None:
-        self._fleet.notes.not_ok[f"{call} {error.code().name}"] += 1
+        not_ok, what = self._fleet.notes.not_ok, f"{call} {error.code().name}"
+        not_ok[what] = not_ok.get(what, 0) + 1
 
 
 async def _parts(header: pb.UploadHeader, data: bytes, size: int) -> AsyncIterator[pb.UploadRequest]:

@@ -39,10 +39,15 @@ class Authentication:
     def __init__(self, store: Enrolment) -> None:
         self._store = store
         self._clients: Batched[str, Client | None] = Batched(self._find)
+        self._first_calls: Batched[str, None] = Batched(self._mark_seen)
 
     async def _find(self, client_ids: Sequence[str]) -> list[Client | None]:
         known = await asyncio.to_thread(self._store.clients_by_id, set(client_ids))
         return [known.get(client_id) for client_id in client_ids]
+
+    async def _mark_seen(self, client_ids: Sequence[str]) -> list[None]:
+        await asyncio.to_thread(self._store.mark_seen, client_ids, time.time())
+        return [None] * len(client_ids)
 
     async def client(self, context: Context) -> Client:
         """The client that calls; anyone else is refused before anything of the call is read."""
@@ -68,7 +73,7 @@ class Authentication:
                 " that",
             )
         if client.first_seen is None:
-            await asyncio.to_thread(self._store.mark_seen, client.client_id, time.time())
+            await self._first_calls.ask(client.client_id)
         return client
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.authentication import Authentication, certificate_ends
+from fedmpq.server.batched import Batched
 from fedmpq.server.connections import Closing, TooManyConnections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
@@ -28,7 +29,7 @@ from fedmpq.server.model_calls import ModelCalls
 from fedmpq.server.rate_limit import address_of
 from fedmpq.server.readiness import mark_ready
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
-from fedmpq.server.store.records import Client, RoundAddress
+from fedmpq.server.store.records import Client, Described, RoundAddress
 from fedmpq.server.transfer_queue import Transfer, TransferQueue
 from fedmpq.server.upload_calls import UploadCalls
 from fedmpq.system.logs import say
@@ -59,6 +60,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._coordinator = coordinator
         self._store = coordinator.store
         self._authentication = Authentication(coordinator.store)
+        self._descriptions: Batched[Described, Client] = Batched(self._describe_all)
         self._enrolment = EnrolmentCalls(coordinator.store)
         self._downloads: Counter[str] = Counter()
         self._transfers = TransferQueue(TRANSFERS_AT_ONCE)
@@ -106,7 +108,10 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             await refuse_argument(context, fault)
         await _check_samples(request.samples, context)
         said = (request.budget, request.samples, _words(request.version), _words(request.engine))
-        return await asyncio.to_thread(self._store.describe_client, client.client_id, *said, time.time())
+        return await self._descriptions.ask(Described(client.client_id, *said))
+
+    async def _describe_all(self, described: Sequence[Described]) -> list[Client]:
+        return await asyncio.to_thread(self._store.describe_clients, described, time.time())
 
     # Download
 
@@ -201,9 +206,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             client = await self._authentication.client(context)
             await _check_samples(request.samples, context)
             said = client.budget, request.samples, client.version, client.engine
-            client = await asyncio.to_thread(
-                self._store.describe_client, client.client_id, *said, time.time()
-            )
+            client = await self._descriptions.ask(Described(client.client_id, *said))
             mark_ready(self._coordinator.connections, client, request.run_id)
             return pb.ReadyResponse()
 

@@ -41,6 +41,8 @@ class Incoming:
         self._memory = memory
         self._client_id = client_id
         self._name = name
+        self.at = at
+        """Bytes that have arrived, wherever they are now."""
         self._filed = at
         self._has_file = False
         self._data = bytearray()
@@ -48,11 +50,6 @@ class Incoming:
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._late: asyncio.Future[None] | None = None
-
-    @property
-    def at(self) -> int:
-        """Bytes that have arrived."""
-        return self._filed + len(self._data)
 
     async def begin(self) -> None:
         """A file for it; what is stored of other uploads of the client, or of this one beyond its offset, is
@@ -63,6 +60,7 @@ class Incoming:
     async def add(self, data: bytes) -> None:
         """Raises FileNotFoundError if the file was removed: its round is over."""
         async with self._lock:
+            self.at += len(data)
             if len(self._data) + len(data) <= SMALL_BYTES and self._memory.take(len(data)):
                 self._data += data
                 if self._timer is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, and_, select, update
+from sqlalchemy import Connection, and_, bindparam, select, update
 
 from fedmpq.server.database import members, rounds, runs
 from fedmpq.server.store.errors import StoreError
@@ -15,17 +15,27 @@ from fedmpq.server.store.records import ENDED, Commit, RoundAddress
 def add_to_members(
     connection: Connection, run_id: str, result: Commit, changes: Mapping[int, Mapping[str, Any]]
 ) -> None:
-    """Bytes and accuracies of the clients in `changes`, and what else changes of each."""
+    """Bytes and accuracies of the clients in `changes`, and what else changes of each: one statement for all
+    whose same columns change."""
+    rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for client, others in changes.items():
-        values: dict[str, Any] = {
-            **others,
-            "bytes_up": members.c.bytes_up + result.bytes_up.get(client, 0),
-            "bytes_down": members.c.bytes_down + result.bytes_down.get(client, 0),
-        }
+        values = dict(others)
         if client in result.accuracies:
             values["accuracy"] = result.accuracies[client]
+        row = {f"new_{name}": value for name, value in values.items()}
+        row |= {"up": result.bytes_up.get(client, 0), "down": result.bytes_down.get(client, 0)}
+        row |= {"of_run": run_id, "of_client": client}
+        rows.setdefault(tuple(values), []).append(row)
+    for names, some in rows.items():
         connection.execute(
-            update(members).where(members.c.run_id == run_id, members.c.client == client).values(**values)
+            update(members)
+            .where(members.c.run_id == bindparam("of_run"), members.c.client == bindparam("of_client"))
+            .values(
+                bytes_up=members.c.bytes_up + bindparam("up"),
+                bytes_down=members.c.bytes_down + bindparam("down"),
+                **{name: bindparam(f"new_{name}") for name in names},
+            ),
+            some,
         )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
 
 from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.database import clients, tokens
 from fedmpq.server.store.errors import NameTaken, TokenRefused, UnknownToken
-from fedmpq.server.store.records import Client
+from fedmpq.server.store.records import Client, Described
 from fedmpq.server.store.rows import client_of, moment, token_of
 from fedmpq.server.store.transactions import Transactions
 from fedmpq.server.tokens import TokenRecord
@@ -136,43 +136,51 @@ class SqlEnrolment(Transactions):
             )
         return str(known.client_id)
 
-    def mark_seen(self, client_id: str, now: float) -> None:
+    def mark_seen(self, client_ids: Collection[str], now: float) -> None:
+        new = and_(clients.c.client_id.in_(client_ids), clients.c.first_seen.is_(None))
         with self._write() as connection:
-            connection.execute(
-                update(clients)
-                .where(clients.c.client_id == client_id, clients.c.first_seen.is_(None))
-                .values(first_seen=now)
-            )
+            connection.execute(update(clients).where(new).values(first_seen=now))
 
-    def describe_client(
-        self, client_id: str, budget: float, samples: int, version: str, engine: str, now: float
-    ) -> Client:
-        this = select(clients).where(clients.c.client_id == client_id)
+    def describe_clients(self, described: Sequence[Described], now: float) -> list[Client]:
+        these = select(clients).where(clients.c.client_id.in_({one.client_id for one in described}))
         with self._read() as connection:
-            known = client_of(connection.execute(this).one())
-        said = replace(
-            known,
-            budget=budget,
-            samples=samples,
-            version=version,
-            engine=engine,
-            first_seen=now if known.first_seen is None else known.first_seen,
-        )
-        if said == known:
-            return known
-        with self._write() as connection:
-            connection.execute(
-                update(clients)
-                .where(clients.c.client_id == client_id)
-                .values(
-                    budget=budget,
-                    samples=samples,
-                    version=version,
-                    engine=engine,
-                    first_seen=func.coalesce(clients.c.first_seen, now),
-                )
-            )
-            return client_of(connection.execute(this).one())
+            known = {row.client_id: client_of(row) for row in connection.execute(these)}
+        found, changed = [], {}
+        for one in described:
+            client = known[one.client_id]
+            first_seen = now if client.first_seen is None else client.first_seen
+            said = replace(client, **asdict(one), first_seen=first_seen)
+            if said != client:
+                known[one.client_id] = changed[one.client_id] = said
+            found.append(said)
+        if changed:
+            rows = [
+                {
+                    "of_client": said.client_id,
+                    "new_budget": said.budget,
+                    "new_samples": said.samples,
+                    "new_version": said.version,
+                    "new_engine": said.engine,
+                    "now": now,
+                }
+                for said in changed.values()
+            ]
+            with self._write() as connection:
+                connection.execute(_DESCRIBE, rows)
+        return found
+
+
+_DESCRIBE = (
+    update(clients)
+    .where(clients.c.client_id == bindparam("of_client"))
+    .values(
+        budget=bindparam("new_budget"),
+        samples=bindparam("new_samples"),
+        version=bindparam("new_version"),
+        engine=bindparam("new_engine"),
+        first_seen=func.coalesce(clients.c.first_seen, bindparam("now")),
+    )
+)
 
 
 def _unrevoked(connection: Connection, name: str) -> Row[Any] | None:

@@ -17,6 +17,7 @@ from fedmpq.server.store.records import (
     CalibrationCommit,
     CalibrationRound,
     Client,
+    Described,
     Installation,
     Leader,
     Member,
@@ -82,13 +83,12 @@ class Enrolment(Protocol):
     def revoke_client(self, name: str, now: float) -> str | None:
         """Ends an identity and frees its name; its id, or None if no client has this name."""
 
-    def mark_seen(self, client_id: str, now: float) -> None:
-        """The client has used its identity: the enrolment is complete."""
+    def mark_seen(self, client_ids: Collection[str], now: float) -> None:
+        """The clients have used their identities: their enrolments are complete."""
 
-    def describe_client(
-        self, client_id: str, budget: float, samples: int, version: str, engine: str, now: float
-    ) -> Client:
-        """The client with what it says of itself on a new stream; nothing is written if it is as before."""
+    def describe_clients(self, described: Sequence[Described], now: float) -> list[Client]:
+        """The clients with what they say of themselves on a new stream, in their order; nothing is written of
+        those that are as before."""
 
 
 class Runs(Protocol):

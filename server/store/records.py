@@ -72,6 +72,17 @@ class Sighting:
 
 
 @dataclass(frozen=True)
+class Described:
+    """What a client says of itself."""
+
+    client_id: str
+    budget: float
+    samples: int
+    version: str
+    engine: str
+
+
+@dataclass(frozen=True)
 class Run:
     """A run as it stands after its last merged round."""
 

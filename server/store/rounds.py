@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, delete, insert, select, update
 
 from fedmpq.server.database import members as members_table
 from fedmpq.server.database import rounds, runs
@@ -242,8 +242,7 @@ def _seat(
     connection: Connection, address: RoundAddress, members: Iterable[Member], seats: Sequence[Seat]
 ) -> None:
     """These clients take part in the run, and those are in the round as well."""
-    for member in members:
-        _take_in(connection, address.run_id, member)
+    _take_in(connection, address.run_id, list(members))
     new_seats = [
         {
             "run_id": address.run_id,
@@ -262,13 +261,47 @@ def _seat(
         connection.execute(insert(seats_table), new_seats)
 
 
-def _take_in(connection: Connection, run_id: str, member: Member) -> None:
-    """Budget and samples of a client in the run, or a client that is new to it."""
-    said = {"budget": member.record.budget, "samples": member.record.samples}
-    this = {"run_id": run_id, "client": member.client, "client_id": member.client_id}
-    known = and_(*(members_table.c[name] == value for name, value in this.items()))
-    if connection.execute(update(members_table).where(known).values(**said)).rowcount == 0:
-        connection.execute(insert(members_table).values(**this, **said, strikes=0, bytes_up=0, bytes_down=0))
+_UPDATE_MEMBER = (
+    update(members_table)
+    .where(members_table.c.run_id == bindparam("of_run"), members_table.c.client == bindparam("of_client"))
+    .values(budget=bindparam("new_budget"), samples=bindparam("new_samples"))
+)
+
+
+def _take_in(connection: Connection, run_id: str, members: Sequence[Member]) -> None:
+    """Budgets and samples of clients in the run, and clients that are new to it."""
+    if not members:
+        return
+    in_run = select(members_table.c.client, members_table.c.client_id).where(members_table.c.run_id == run_id)
+    known = {(row.client, row.client_id) for row in connection.execute(in_run)}
+    old = [
+        {
+            "of_run": run_id,
+            "of_client": member.client,
+            "new_budget": member.record.budget,
+            "new_samples": member.record.samples,
+        }
+        for member in members
+        if (member.client, member.client_id) in known
+    ]
+    new = [
+        {
+            "run_id": run_id,
+            "client": member.client,
+            "client_id": member.client_id,
+            "budget": member.record.budget,
+            "samples": member.record.samples,
+            "strikes": 0,
+            "bytes_up": 0,
+            "bytes_down": 0,
+        }
+        for member in members
+        if (member.client, member.client_id) not in known
+    ]
+    if old:
+        connection.execute(_UPDATE_MEMBER, old)
+    if new:
+        connection.execute(insert(members_table), new)
 
 
 def _cut(connection: Connection, address: RoundAddress, reason: str, cut: Iterable[int]) -> None:

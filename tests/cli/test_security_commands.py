@@ -62,7 +62,7 @@ def enrol(state: Path, token: str, name: str) -> str:
     """As the server does at a client's call; the id of the client."""
     with store_of(state) as store:
         client_id = store.enrol(token_digest(token), name, 4.0, "1", b"s" * 32, name, time.time())
-        store.mark_seen(client_id, time.time())
+        store.mark_seen([client_id], time.time())
         return client_id
 
 

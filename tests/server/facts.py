@@ -16,6 +16,8 @@ from fedmpq.server.store.records import (
     Answered,
     CalibrationCommit,
     CalibrationRound,
+    Client,
+    Described,
     Member,
     RoundAddress,
     Run,
@@ -136,3 +138,11 @@ def add_answer(store: Store, address: RoundAddress, client: int, payload: bytes,
     if isinstance(receipt, UpdateRefused):
         raise receipt
     return receipt
+
+
+def describe(
+    store: Store, client_id: str, budget: float, samples: int, version: str, engine: str, now: float
+) -> Client:
+    """What one client says of itself."""
+    (client,) = store.describe_clients([Described(client_id, budget, samples, version, engine)], now)
+    return client

@@ -1,5 +1,7 @@
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -62,6 +64,30 @@ def test_what_breaks_off_is_in_the_file_to_the_byte(
         assert memory.held == 0
         await again.drop()
         assert list(tmp_path.iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_what_is_being_written_has_arrived(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        upload, uploads, _ = opened(tmp_path)
+        written, write = threading.Event(), uploads.write
+
+        def slow(*what: Any) -> None:
+            assert written.wait(60)
+            write(*what)
+
+        uploads.write = slow  # type: ignore[method-assign, assignment]
+        await upload.add(b"all")
+        late = asyncio.ensure_future(upload.keep_what_can_be())
+        for _ in range(5):
+            await asyncio.sleep(0)
+            assert upload.at == 3
+        written.set()
+        whole = await upload.whole()
+        assert isinstance(whole, Path)
+        assert whole.read_bytes() == b"all"
+        await late
 
     asyncio.run(scenario())
 

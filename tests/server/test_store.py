@@ -31,6 +31,7 @@ from tests.server.facts import (
     at_once,
     calibrated,
     commit,
+    describe,
     enrol,
     member,
     open_calibration,
@@ -68,7 +69,7 @@ def test_an_enrolment_whose_answer_was_lost_is_repeated_for_nothing(store: Store
     known = store.client_by_id(client_id)
     assert known is not None
     assert known.secret_hash == b"t" * 32
-    store.mark_seen(client_id, NOW)
+    store.mark_seen([client_id], NOW)
     with pytest.raises((NameTaken, TokenRefused)):
         enrol(store, token, "a", b"u" * 32)
     known = store.client_by_id(client_id)
@@ -78,12 +79,12 @@ def test_an_enrolment_whose_answer_was_lost_is_repeated_for_nothing(store: Store
 
 def test_what_a_client_says_of_itself_is_kept(store: Store) -> None:
     client_id = enrol(store, add_token(store), "a")
-    described = store.describe_client(client_id, 2.0, 30, "2", "native", NOW + 1)
+    described = describe(store, client_id, 2.0, 30, "2", "native", NOW + 1)
     assert described == store.client_by_id(client_id)
     said = described.budget, described.samples, described.version, described.engine, described.first_seen
     assert said == (2.0, 30, "2", "native", NOW + 1)
-    assert store.describe_client(client_id, 2.0, 30, "2", "native", NOW + 2) == described
-    again = store.describe_client(client_id, 2.0, 31, "2", "native", NOW + 3)
+    assert describe(store, client_id, 2.0, 30, "2", "native", NOW + 2) == described
+    again = describe(store, client_id, 2.0, 31, "2", "native", NOW + 3)
     assert (again.samples, again.first_seen) == (31, NOW + 1)
 
 
@@ -112,9 +113,9 @@ def test_a_client_has_its_tokens_limits_until_it_gets_its_own(store: Store) -> N
         first: ClaimLimits(max_samples=100),
         second: ClaimLimits(max_budget=2.5),
     }
-    capped = store.describe_client(first, 8.0, 10_000_000, "2", "native", NOW)
+    capped = describe(store, first, 8.0, 10_000_000, "2", "native", NOW)
     assert (capped.samples, capped.counted_samples, capped.granted_budget) == (10_000_000, 100, 8.0)
-    assert store.describe_client(second, 8.0, 30, "2", "native", NOW).granted_budget == 2.5
+    assert describe(store, second, 8.0, 30, "2", "native", NOW).granted_budget == 2.5
     assert store.revoke_client("b", NOW) == second
     assert not store.limit_client("b", UNLIMITED)
 
