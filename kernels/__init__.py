@@ -4,6 +4,7 @@
 check their arguments, allocate the result and call the library; other Python threads run meanwhile.
 """
 
+from fedmpq.kernels.grid import grid_errors
 from fedmpq.kernels.library import force_bit_serial, force_isa, isa, supported_isas
 from fedmpq.kernels.philox import philox_block, philox_uniform
 from fedmpq.kernels.planes import magnitude_counts, pack_planes, popcount_planes, unpack_planes
@@ -11,6 +12,7 @@ from fedmpq.kernels.planes import magnitude_counts, pack_planes, popcount_planes
 __all__ = [
     "force_bit_serial",
     "force_isa",
+    "grid_errors",
     "isa",
     "magnitude_counts",
     "pack_planes",

@@ -171,6 +171,14 @@ PROTOTYPES = {
         Argument("row", c_int64),
         Argument("bits", c_int32),
         Argument("places", c_void_p, "int32"),)),
+    "fedmpq_grid_errors": Prototype(c_int32, (
+        Argument("rows", c_void_p, "float32"),
+        Argument("count", c_int64),
+        Argument("length", c_int64),
+        Argument("steps", c_void_p, "float32"),
+        Argument("candidates", c_int64),
+        Argument("bits", c_int32),
+        Argument("errors", c_void_p, "float32"),)),
     "fedmpq_philox4x32": Prototype(c_int32, (
         Argument("counter", c_void_p, "uint32"),
         Argument("key", c_void_p, "uint32"),

@@ -20,6 +20,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpq.kernels import grid_errors
+
 MAX_BITS = 8
 FAST_BITS = 6
 """Up to here integer weights lie within ±63: two products with bytes fit 16 bits, as fast kernels need."""
@@ -102,8 +104,8 @@ def least_error_step(
     steps = _searched(_sampled(rows), spanning, bits)
     for _ in range(_ALTERNATIONS):
         steps = _refitted(rows, steps, bits)
-    better = _row_errors(rows, steps, bits) < _row_errors(rows, spanning, bits)
-    return _as_steps(np.where(better, steps, spanning), per_channel)
+    found, widest = grid_errors(rows, np.stack([steps, spanning], axis=1), bits).T
+    return _as_steps(np.where(found < widest, steps, spanning), per_channel)
 
 
 STEP_RULES: dict[StepRule, Callable[[NDArray[np.float32], int, bool], NDArray[np.float32]]] = {
@@ -126,8 +128,7 @@ def _searched(rows: NDArray[np.float32], spanning: NDArray[np.float32], bits: in
     high = steps = spanning
     for _ in range(_ROUNDS):
         candidates = low[:, None] * (high / low)[:, None] ** _SHARES
-        errors = np.stack([_row_errors(rows, column, bits) for column in candidates.T], axis=1)
-        steps = candidates[np.arange(len(rows)), errors.argmin(axis=1)]
+        steps = candidates[np.arange(len(rows)), grid_errors(rows, candidates, bits).argmin(axis=1)]
         gap = (high / low) ** np.float32(1 / (len(_SHARES) - 1))
         low, high = np.maximum(steps / gap, MIN_STEP), np.minimum(steps * gap, spanning)
     return steps
@@ -152,11 +153,6 @@ def _centred(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -
     codes: NDArray[np.float32] = np.rint(rows / steps[:, None] + zero)
     np.clip(codes, low, high, out=codes)
     return codes - zero
-
-
-def _row_errors(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    difference = rows - _centred(rows, steps, bits) * steps[:, None]
-    return np.asarray(np.square(difference, out=difference).sum(axis=1), dtype=np.float32)
 
 
 def _refitted(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:

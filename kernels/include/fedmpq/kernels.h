@@ -86,6 +86,13 @@ FEDMPQ_API int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, i
 FEDMPQ_API int32_t fedmpq_places(const float* weights, const uint8_t* codes, const float* steps, int64_t rows, int64_t row,
                                  int32_t bits, int32_t* places);
 
+// errors[r, k] = sum over j of (w - q)^2 for w = rows[r, j] and q = (clip(rint(w / s + z), low, high) - z) * s, where
+// s = steps[r, k], high = 2^bits - 1, and z = high/2 and low = 0 below 8 bits, z = 128 and low = 1 at 8. rows is
+// [count, length], steps and errors are [count, candidates]. All in single precision; the sum is taken in the order in
+// which NumPy takes that of a contiguous row, so both give the same bits.
+FEDMPQ_API int32_t fedmpq_grid_errors(const float* rows, int64_t count, int64_t length, const float* steps,
+                                      int64_t candidates, int32_t bits, float* errors);
+
 // One block of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 FEDMPQ_API int32_t fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
