@@ -56,7 +56,7 @@ def quantize_model(
     side = trained.side | fitted_clips(graph, trained.weights, trained.side, images[:CLIP_IMAGES])
     recipe = Recipe("least_error", "least_error", "deltas", per_channel=True)
     quantizer = RoundQuantizer(graph, trained.weights, side, recipe)
-    layers = quantizer.layers(deal_best(graph.layer_sizes, quantizer.errors(), budget))
+    layers = quantizer.layers(deal_best(graph.layer_sizes, quantizer.error, budget))
     if statistics_names(graph):
         side = side | measure(graph, layers, side, _batches(images[:STATISTICS_IMAGES]))
     return DeployedModel(graph, layers, side, class_names, {"budget": budget})

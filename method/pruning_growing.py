@@ -9,7 +9,8 @@ once in rational arithmetic, all else is integer. A float budget stands for its 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -20,6 +21,10 @@ from fedmpq.model.grid import FAST_BITS, MAX_BITS
 MIN_BITS = 1
 EVEN_AT_MOST = 0.9
 """Of greed's error: what an even start must end with to be preferred."""
+
+
+Error = Callable[[int, int], float]
+"""Of a layer, by its index, at so many bits."""
 
 
 class BudgetError(ValueError):
@@ -58,15 +63,16 @@ def deal_paper(
 
 
 def deal_best(
-    sizes: Sequence[int], errors: NDArray[np.float64], budget: float | Fraction, floor: int = 2
+    sizes: Sequence[int], errors: NDArray[np.float64] | Error, budget: float | Fraction, floor: int = 2
 ) -> tuple[int, ...]:
     """Give the next bit where it removes the most error per stored bit, ``(E[b] - E[b+1]) / m_l``, until
     none fits.
 
-    ``errors[l][b - 1]`` is the (weighted) quantization error of layer ``l`` at ``b`` bits. Every layer
-    starts at ``floor`` bits, or at 1 if the budget is below the floor: a hard constraint goes before a
-    preference. Equal gains go to the lower layer index. A bit that removes nothing, or by noise adds error,
-    is dealt last, but it is dealt: the width is free to use and the next round's errors may need it.
+    ``errors[l][b - 1]`` is the (weighted) quantization error of layer ``l`` at ``b`` bits. A function of
+    ``l`` and ``b`` is asked for those alone that the deal depends on. Every layer starts at ``floor`` bits,
+    or at 1 if the budget is below the floor: a hard constraint goes before a preference. Equal gains go to
+    the lower layer index. A bit that removes nothing, or by noise adds error, is dealt last, but it is dealt:
+    the width is free to use and the next round's errors may need it.
 
     Greed can spend on small layers what a large one lacks for its next bit. So ``floor(v)`` bits on every
     layer is tried as a start too, and is taken where it ends with a tenth less error.
@@ -76,30 +82,28 @@ def deal_best(
     """
     capacity = _capacity(sizes, budget)
     ceiling = FAST_BITS if budget <= FAST_BITS else MAX_BITS
-    table = _checked_errors(errors, len(sizes))
+    error = _finite(errors) if callable(errors) else _of_table(errors, len(sizes))
     _checked_width("floor", floor)
     weights = [int(size) for size in sizes]
     least = floor if floor * sum(weights) <= capacity else MIN_BITS
     greedy, even = (
-        _grown(start, weights, table, capacity, ceiling) for start in (least, max(least, int(budget)))
+        _grown(start, weights, error, capacity, ceiling) for start in (least, max(least, int(budget)))
     )
-    return even if _total(table, even) < EVEN_AT_MOST * _total(table, greedy) else greedy
+    return even if _total(error, even) < EVEN_AT_MOST * _total(error, greedy) else greedy
 
 
-def _total(table: list[list[float]], widths: tuple[int, ...]) -> float:
-    return sum(row[bits - 1] for row, bits in zip(table, widths, strict=True))
+def _total(error: Error, widths: tuple[int, ...]) -> float:
+    return sum(error(layer, bits) for layer, bits in enumerate(widths))
 
 
-def _grown(
-    start: int, weights: list[int], table: list[list[float]], capacity: int, ceiling: int
-) -> tuple[int, ...]:
+def _grown(start: int, weights: list[int], error: Error, capacity: int, ceiling: int) -> tuple[int, ...]:
     """From `start` bits on every layer, the best bit next, until none fits."""
     widths = [start] * len(weights)
     spare = capacity - start * sum(weights)
 
     def candidate(layer: int) -> tuple[float, int]:
-        row, bits = table[layer], widths[layer]
-        return (row[bits] - row[bits - 1]) / weights[layer], layer
+        bits = widths[layer]
+        return (error(layer, bits + 1) - error(layer, bits)) / weights[layer], layer
 
     heap = [candidate(layer) for layer in range(len(weights)) if widths[layer] < ceiling]
     heapq.heapify(heap)
@@ -136,19 +140,30 @@ def _checked_width(name: str, bits: int) -> int:
     return int(bits)
 
 
-def _checked_errors(errors: NDArray[np.float64], layers: int) -> list[list[float]]:
+def _of_table(errors: NDArray[np.float64], layers: int) -> Error:
     table = np.asarray(errors, dtype=np.float64)
     if table.shape != (layers, MAX_BITS):
         raise BudgetError(f"errors has shape {table.shape}; {layers} layers need ({layers}, {MAX_BITS})")
-    bad = np.argwhere(~np.isfinite(table))
-    if len(bad):
-        layer, column = (int(index) for index in bad[0])
-        raise BudgetError(
-            f"errors[{layer}][{column}] is {table[layer, column]}; the error of layer {layer} at "
-            f"{column + 1} bits must be finite: check that layer's weights"
-        )
     rows: list[list[float]] = table.tolist()
-    return rows
+    for layer, column in np.argwhere(~np.isfinite(table)).tolist():
+        _require_finite(layer, column + 1, rows[layer][column])
+    return lambda layer, bits: rows[layer][bits - 1]
+
+
+def _finite(error: Error) -> Error:
+    def checked(layer: int, bits: int) -> float:
+        return _require_finite(layer, bits, error(layer, bits))
+
+    return checked
+
+
+def _require_finite(layer: int, bits: int, error: float) -> float:
+    if not math.isfinite(error):
+        raise BudgetError(
+            f"errors[{layer}][{bits - 1}] is {error}; the error of layer {layer} at {bits} bits must be "
+            "finite: check that layer's weights"
+        )
+    return error
 
 
 def _require_length(name: str, length: int, layers: int) -> None:

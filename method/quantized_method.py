@@ -219,7 +219,7 @@ def _deal_pruning_growing(
 
 
 def _deal_least_error(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
-    return deal_best(method.graph.layer_sizes, method.quantizer(model).errors(), client.budget)
+    return deal_best(method.graph.layer_sizes, method.quantizer(model).error, client.budget)
 
 
 def _deal_uniform(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:

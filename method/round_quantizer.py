@@ -28,7 +28,8 @@ class RoundQuantizer:
         self._packed: dict[tuple[str, int], PackedLayer] = {}
         self._sides: dict[tuple[int, ...], Side] = {}
         self._sent_sides: dict[tuple[int, ...], Side] = {}
-        self._errors: NDArray[np.float64] | None = None
+        self._errors: dict[tuple[int, int], float] = {}
+        self._powers: dict[str, float] = {}
 
     def is_of(self, model: GlobalModel) -> bool:
         return self.has_weights_of(model) and self._side is model.side
@@ -38,7 +39,8 @@ class RoundQuantizer:
 
     def share(self, other: RoundQuantizer) -> None:
         """Take over what one of the same weights has quantized: side tensors do not matter to it."""
-        self._cache, self._packed, self._errors = other._cache, other._packed, other._errors
+        self._cache, self._packed = other._cache, other._packed
+        self._errors, self._powers = other._errors, other._powers
 
     def layer(self, name: str, bits: int) -> QuantizedLayer:
         key = name, bits
@@ -77,21 +79,29 @@ class RoundQuantizer:
             self._sent_sides[key] = rounded_side(self.side(widths), self._recipe.plan.side_bits)
         return self._sent_sides[key]
 
-    def errors(self) -> NDArray[np.float64]:
-        """`|W - Q_b(W)|^2 / |W|^2` for each layer and `b` in 1..8.
+    def error(self, layer: int, bits: int) -> float:
+        """`|W - Q_b(W)|^2 / |W|^2` of the layer of that index at `b` bits, found once.
 
         BatchNorm makes a layer's output indifferent to the size of its weights, so the relative error is what
         counts.
         """
-        if self._errors is None:
-            self._errors = self._measure_errors()
-        return self._errors
+        key = layer, bits
+        if key not in self._errors:
+            name = self._graph.layers[layer].name
+            noise = self._weights[name] - self.layer(name, bits).weights()
+            self._errors[key] = _power(noise) / self._power_of(name)
+        return self._errors[key]
 
-    def _measure_errors(self) -> NDArray[np.float64]:
-        rows = []
-        for node in self._graph.layers:
-            weights = self._weights[node.name]
-            power = max(float(np.square(weights, dtype=np.float64).sum()), 1e-30)
-            noise = [weights - self.layer(node.name, b).weights() for b in range(1, MAX_BITS + 1)]
-            rows.append([float(np.square(n, dtype=np.float64).sum()) / power for n in noise])
-        return np.array(rows, dtype=np.float64)
+    def _power_of(self, name: str) -> float:
+        if name not in self._powers:
+            self._powers[name] = max(_power(self._weights[name]), 1e-30)
+        return self._powers[name]
+
+    def errors(self) -> NDArray[np.float64]:
+        """`error` of every layer at 1..8 bits."""
+        layers, widths = range(len(self._graph.layers)), range(1, MAX_BITS + 1)
+        return np.array([[self.error(layer, bits) for bits in widths] for layer in layers], np.float64)
+
+
+def _power(tensor: NDArray[np.float32]) -> float:
+    return float(np.square(tensor, dtype=np.float64).sum())

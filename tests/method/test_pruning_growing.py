@@ -169,6 +169,20 @@ def test_best_rule_keeps_the_budget_and_equals_its_slow_twin(
     require_dealt_out(widths, sizes, budget, most_bits(budget))
     assert widths == slow_best(sizes, errors, budget, floor)
     assert floor > budget or min(widths) >= floor
+    asked: set[int] = set()
+
+    def error(layer: int, bits: int) -> float:
+        asked.add(bits)
+        return float(errors[layer, bits - 1])
+
+    assert deal_best(sizes, error, budget, floor) == widths
+    assert min(asked) >= (floor if floor <= budget else 1)
+    assert max(asked) <= max(most_bits(budget), floor)
+
+
+def test_an_error_that_is_asked_for_and_not_finite_is_named() -> None:
+    with pytest.raises(BudgetError, match=r"errors\[1\]\[2\] is nan; the error of layer 1 at 3 bits"):
+        deal_best((5, 5), lambda layer, bits: math.nan if (layer, bits) == (1, 3) else 1.0 / bits, 4)
 
 
 @given(st.integers(2, 4), st.fractions(2, 8), st.integers(0, 2**32 - 1))
