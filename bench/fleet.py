@@ -32,6 +32,7 @@ from bench.process_facts import ProcessFacts
 from bench.timing import load_average
 from bench.workload import CLASSES, IMAGE, INPUT_SCALE, INPUT_ZERO_POINT, MODELS
 from fedmpq.server.authentication import secret_hash
+from fedmpq.server.serve import SPARE_FILES
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
@@ -42,8 +43,6 @@ FORMS = {**MODELS, "digits_cnn": (1, 8, 8)}
 BUDGETS = (8.0, 6.0, 4.0, 2.0)
 """Bits per weight of the boards, in turn."""
 BOARDS_PER_PROCESS = 2500
-SPARE_FILES = 200
-"""Beside the connections: libraries, the database, payloads."""
 START_SECONDS = 120.0
 SECONDS_PER_BOARD = 0.2
 """A fleet that takes longer than this for each board to connect, and in every round, has failed."""

@@ -57,6 +57,7 @@ from fedmpq.system.addresses import can_listen, is_loopback, join_address, split
 from fedmpq.system.durable_files import write_durably
 from fedmpq.system.folder_locks import FolderTaken, locked_folder
 from fedmpq.system.logs import say
+from fedmpq.system.open_files import allow_open_files
 
 log = logging.getLogger("fedmpq.server")
 
@@ -70,6 +71,8 @@ DRAIN_SECONDS = 5.0
 FAREWELL_SECONDS = 5.0
 IMPATIENCE_SECONDS = 1.0
 WORKERS = 4
+SPARE_FILES = 200
+"""Beside the boards' connections: the database, payloads, the operator's calls, libraries."""
 PENDING_CALLS = 1 << 20
 """Calls that have come and that the server has not begun; clients and calls are limited elsewhere."""
 PENDING_SECONDS = 600
@@ -141,6 +144,7 @@ def run_server(settings: ServerSettings) -> int:
     check_listen(settings)
     os.umask(0o077)
     settings.state.create()
+    _allow_connections(settings.max_clients)
     try:
         with locked_folder(settings.state.path):
             _check_port(settings.listen)
@@ -149,6 +153,18 @@ def run_server(settings: ServerSettings) -> int:
         raise ServeError(
             f"a server runs in {settings.state.path} already; stop it, or name another --state"
         ) from None
+
+
+def _allow_connections(count: int) -> None:
+    """Every connection is an open file."""
+    if (allowed := allow_open_files(count + SPARE_FILES)) < count + SPARE_FILES:
+        say(
+            log,
+            f"fewer boards than --max-clients {count} can connect: raise the limit of open files",
+            level=logging.WARNING,
+            open_files=allowed,
+            wanted=count + SPARE_FILES,
+        )
 
 
 def check_listen(settings: ServerSettings) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
+from fedmpq.server.store import enrolment
 from fedmpq.server.store.errors import (
     NameTaken,
     StoreError,
@@ -314,6 +315,17 @@ def test_what_is_handed_out_is_kept_until_the_next_calibration(store: Store) -> 
         assert store.run(run.run_id).ready == (1 if number < 4 else 4)
         expected = {b"g" * 32, bytes([handed_out]) * 32, bytes([newest]) * 32}
         assert store.blobs_in_use() == expected, number
+
+
+def test_clients_of_a_large_fleet_are_asked_for_in_parts(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolment, "_AT_ONCE", 2)
+    token = add_token(store, uses=None)
+    ids = [enrol(store, token, f"client-{number}") for number in range(5)]
+    store.revoke_client("client-3", NOW)
+    assert store.unrevoked([*ids, "f" * 32]).keys() == set(ids) - {ids[3]}
+    assert store.unrevoked([]) == {}
 
 
 def test_an_update_repeated_is_an_update_once(store: Store) -> None:
