@@ -99,7 +99,8 @@ class SqlEnrolment(Transactions):
             return {row.client_id: client_of(row) for row in connection.execute(chosen)}
 
     def unrevoked(self, client_ids: Collection[str]) -> dict[str, ClaimLimits]:
-        ids, found = list(client_ids), {}
+        ids = list(client_ids)
+        found: dict[str, ClaimLimits] = {}
         columns = select(clients.c.client_id, clients.c.max_samples, clients.c.max_budget)
         with self._read() as connection:
             for start in range(0, len(ids), _AT_ONCE):
