@@ -32,7 +32,7 @@ from bench.process_facts import ProcessFacts
 from bench.timing import load_average
 from bench.workload import CLASSES, IMAGE, INPUT_SCALE, INPUT_ZERO_POINT, MODELS
 from fedmpq.server.authentication import secret_hash
-from fedmpq.server.serve import SPARE_FILES
+from fedmpq.server.serve import SPARE_FILES, STREAMS_PER_CONNECTION
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
@@ -301,6 +301,11 @@ def main() -> None:
     for name in ("boards", "rounds", "per_connection"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too few; the least is 1")
+    if arguments.per_connection > (most := STREAMS_PER_CONNECTION // 2):
+        parser.error(
+            f"--per-connection {arguments.per_connection}: a connection may have {2 * most} calls, "
+            f"a board has two at a time, so {most} can share one"
+        )
     if not 1 <= selected <= arguments.boards:
         parser.error(f"--selected {selected} is outside 1..{arguments.boards}, the boards")
     if Machine.here().busy_with(load := load_average()):

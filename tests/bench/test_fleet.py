@@ -43,6 +43,10 @@ def test_what_cannot_be_measured_is_said(
     with pytest.raises(SystemExit):
         fleet.main()
     assert "--selected 6 is outside 1..5" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["bench.fleet", "--boards", "50", "--per-connection", "9"])
+    with pytest.raises(SystemExit):
+        fleet.main()
+    assert "so 8 can share one" in capsys.readouterr().err
     monkeypatch.setattr(fleet, "allow_open_files", lambda _: 1024)
     with pytest.raises(FleetError, match="10000 boards need 10200 open files, this process may have 1024"):
         fleet.measure(Case(10_000, 1000))
