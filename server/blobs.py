@@ -183,7 +183,8 @@ class RemoteBlobs:
 
     def put_all(self, items: Sequence[bytes]) -> list[bytes]:
         names = [digest(data) for data in items]
-        self._files.pipe({self._path(name): data for name, data in zip(names, items, strict=True)})
+        with self._reached():
+            self._files.pipe({self._path(name): data for name, data in zip(names, items, strict=True)})
         return names
 
     def read(self, name: bytes) -> bytes:
