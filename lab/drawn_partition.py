@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.lab.partition import Indices, PartitionError, check_alpha
+from fedmpq.lab.partition import Indices, PartitionError, PartsOnDemand, check_alpha
 
 
-class DrawnPartition(Sequence[Indices]):
+class DrawnPartition(PartsOnDemand):
     """`samples` sorted indices for each client, drawn from Philox keyed by (seed, client).
 
     Client n has each class c with probability `q_c ~ n_c * G_c`, where `n_c` is the number of images of the
@@ -27,25 +25,15 @@ class DrawnPartition(Sequence[Indices]):
         check_alpha(alpha)
         if labels.ndim != 1 or not len(labels):
             raise PartitionError(f"labels of shape {labels.shape} give clients nothing to draw from")
-        self._clients, self._alpha, self._seed, self._samples = clients, alpha, seed, samples
+        super().__init__(clients)
+        self._alpha, self._seed, self._samples = alpha, seed, samples
         _, class_of = np.unique(labels, return_inverse=True)
         # The indices of class c are order[ends[c - 1] : ends[c]].
         self._order = np.argsort(class_of, kind="stable")
         self._sizes = np.bincount(class_of)
         self._ends = np.cumsum(self._sizes)
 
-    def __len__(self) -> int:
-        return self._clients
-
-    @overload
-    def __getitem__(self, client: int) -> Indices: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Indices]: ...
-    def __getitem__(self, client: int | slice) -> Indices | Sequence[Indices]:
-        if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(self._clients))]
-        if not 0 <= client < self._clients:
-            raise IndexError(f"there is no client {client} of {self._clients}")
+    def part(self, client: int) -> Indices:
         key = np.array([self._seed % 2**64, client], np.uint64)
         random = np.random.Generator(np.random.Philox(key=key))
         counts = random.multinomial(self._samples, self._shares(random))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.lab.drawn_partition import DrawnPartition
 from fedmpq.lab.experiment import Experiment
-from fedmpq.lab.partition import Indices, PartitionError, dirichlet_partition
+from fedmpq.lab.partition import Indices, PartitionError, PartsOnDemand, dirichlet_partition
 from fedmpq.lab.pool import Parts
 from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.state import ClientRecord, GlobalModel
@@ -42,24 +42,14 @@ def parts_of(experiment: Experiment, labels: NDArray[np.int64]) -> Parts:
     )
 
 
-class OwnParts(Sequence[Indices]):
+class OwnParts(PartsOnDemand):
     """The parts that a function of the user's own gives, each looked at when it is asked for."""
 
     def __init__(self, name: str, parts: Any, clients: int, samples: int) -> None:
-        self._name, self._parts, self._clients, self._samples = name, parts, clients, samples
+        super().__init__(clients)
+        self._name, self._parts, self._samples = name, parts, samples
 
-    def __len__(self) -> int:
-        return self._clients
-
-    @overload
-    def __getitem__(self, client: int) -> Indices: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Indices]: ...
-    def __getitem__(self, client: int | slice) -> Indices | Sequence[Indices]:
-        if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(self._clients))]
-        if not 0 <= client < self._clients:
-            raise IndexError(f"there is no client {client} of {self._clients}")
+    def part(self, client: int) -> Indices:
         part = np.asarray(self._parts[client])
         if part.ndim != 1 or not np.issubdtype(part.dtype, np.integer) or len(part) < MIN_SAMPLES:
             raise PartitionError(

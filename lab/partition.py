@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,31 @@ Indices = NDArray[np.int64]
 
 class PartitionError(ValueError):
     """Images that cannot be dealt as asked."""
+
+
+class PartsOnDemand(Sequence[Indices]):
+    """The samples of so many clients, each client's found when it is asked for."""
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
+
+    @abstractmethod
+    def part(self, client: int) -> Indices:
+        """Those of one client that there is."""
+
+    def __len__(self) -> int:
+        return self._clients
+
+    @overload
+    def __getitem__(self, client: int) -> Indices: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[Indices]: ...
+    def __getitem__(self, client: int | slice) -> Indices | Sequence[Indices]:
+        if isinstance(client, slice):
+            return [self[one] for one in range(*client.indices(self._clients))]
+        if not 0 <= client < self._clients:
+            raise IndexError(f"there is no client {client} of {self._clients}")
+        return self.part(client)
 
 
 def dirichlet_partition(

@@ -18,7 +18,14 @@ from fedmpq.server.rollout_calls import FAILED, RolloutCalls
 from fedmpq.server.run_config import ConfigError, RunConfig, parse_config
 from fedmpq.server.store.errors import StoreError, StoreFailed, UnknownRun
 from fedmpq.server.store.records import Run
-from fedmpq.server.stored_status import client_status, run_status, stored_run, stored_status, timestamp
+from fedmpq.server.stored_status import (
+    add_sighting,
+    client_status,
+    run_status,
+    stored_run,
+    stored_status,
+    timestamp,
+)
 
 STATUS_SECONDS = 0.25
 """Between two messages of a watch."""
@@ -136,16 +143,13 @@ class AdministrationService(RolloutCalls, administration_pb2_grpc.Administration
         status.time.FromNanoseconds(time.time_ns())
         self._add_reason(status.run)
         doing = self._coordinator.round.doing if self._coordinator.round is not None else {}
-        connections, now = self._coordinator.connections, time.time()
+        connections = self._coordinator.connections
+        seen = {one.client_id: one for one in connections.sightings(time.time())}
         for client in status.clients:
             connection = connections.get(client.client_id)
             client.connected = connection is not None
-            if (ago := connections.seen_ago(client.client_id)) is not None:
-                client.last_seen.CopyFrom(timestamp(now - ago))
-            if (ends := connections.certificate_ends.get(client.client_id)) is not None:
-                client.certificate_ends.CopyFrom(timestamp(ends))
-            if (free := connections.free_bytes.get(client.client_id)) is not None:
-                client.free_bytes = free
+            if (sighting := seen.get(client.client_id)) is not None:
+                add_sighting(client, sighting)
             if client.state == "selected":
                 client.state = doing.get(client.client, "selected")
             if connection is not None and connection.declined:

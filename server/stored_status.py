@@ -22,11 +22,12 @@ def stored_status(store: Store) -> pb.ServerStatus:
     seen = store.sightings()
     for row in rows:
         if (sighting := seen.get(row.client_id)) is not None:
-            _add_sighting(row, sighting)
+            add_sighting(row, sighting)
     return pb.ServerStatus(run=None if run is None else stored_run(store, run), clients=rows)
 
 
-def _add_sighting(status: pb.ClientStatus, seen: Sighting) -> None:
+def add_sighting(status: pb.ClientStatus, seen: Sighting) -> None:
+    """When the client was last connected, and what it showed then; what it did not show stays as it is."""
     status.last_seen.CopyFrom(timestamp(seen.last_seen))
     if seen.certificate_ends is not None:
         status.certificate_ends.CopyFrom(timestamp(seen.certificate_ends))

@@ -85,19 +85,12 @@ inline Image with_width(const Image& image, int width) {
   return out;
 }
 
-inline Image with_height(const Image& image, int height) {
-  if (image.height == height) return image;
-  const std::vector<Area> parts = areas(image.height, height);
-  Image out(height, image.width, image.channels);
-  for (int row = 0; row < height; ++row)
+inline Image transposed(const Image& image) {
+  Image out(image.width, image.height, image.channels);
+  for (int row = 0; row < out.height; ++row)
     for (int column = 0; column < out.width; ++column)
-      for (int channel = 0; channel < out.channels; ++channel) {
-        int64_t sum = 0;
-        for (size_t i = 0; i < parts[row].weights.size(); ++i)
-          sum += int64_t{parts[row].weights[i]} *
-                 image.at(parts[row].first + static_cast<int>(i), column, channel);
-        out.at(row, column, channel) = rounded(sum);
-      }
+      for (int channel = 0; channel < out.channels; ++channel)
+        out.at(row, column, channel) = image.at(column, row, channel);
   return out;
 }
 
@@ -116,7 +109,7 @@ inline Image halved(const Image& image) {
 /// The photo at the model's size.
 inline Image resized(const Image& image, int height, int width) {
   if (image.height == 2 * height && image.width == 2 * width) return halved(image);
-  return with_height(with_width(image, width), height);
+  return transposed(with_width(transposed(with_width(image, width)), height));
 }
 
 /// Colours as grey: (19595 R + 38470 G + 7471 B + 32768) >> 16. Do it before resizing.

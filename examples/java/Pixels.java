@@ -48,7 +48,7 @@ public final class Pixels {
     if (height == 2 * newHeight && width == 2 * newWidth) {
       return halved();
     }
-    return withWidth(newWidth).withHeight(newHeight);
+    return withWidth(newWidth).transposed().withWidth(newHeight).transposed();
   }
 
   private int at(int row, int column, int channel) {
@@ -90,24 +90,17 @@ public final class Pixels {
     return new Pixels(height, newWidth, channels, out);
   }
 
-  private Pixels withHeight(int newHeight) {
-    if (height == newHeight) {
-      return this;
-    }
-    byte[] out = new byte[newHeight * width * channels];
-    for (int row = 0; row < newHeight; row++) {
-      Area area = new Area(height, newHeight, row);
-      for (int column = 0; column < width; column++) {
+  private Pixels transposed() {
+    byte[] out = new byte[bytes.length];
+    int place = 0;
+    for (int column = 0; column < width; column++) {
+      for (int row = 0; row < height; row++) {
         for (int channel = 0; channel < channels; channel++) {
-          long sum = 0;
-          for (int i = 0; i < area.weights.length; i++) {
-            sum += (long) area.weights[i] * at(area.first + i, column, channel);
-          }
-          out[(row * width + column) * channels + channel] = rounded(sum);
+          out[place++] = (byte) at(row, column, channel);
         }
       }
     }
-    return new Pixels(newHeight, width, channels, out);
+    return new Pixels(width, height, channels, out);
   }
 
   private static byte rounded(long sum) {

@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
@@ -31,6 +30,8 @@ from fedmpq.method.registry import float_method, integer_method
 from fedmpq.model.randomness import Draws
 from fedmpq.training.engine import TrainingError
 from tests.in_process import InProcessPool
+from tests.lab import small_experiment
+from tests.lab.small_experiment import silent
 from tests.waiting import until
 from tools.programs import Program, free_ports, listens, wait_until
 
@@ -43,25 +44,11 @@ on_a_cluster = pytest.mark.skipif(
     not os.environ.get(WANTED), reason=f"clusters of Ray are started where {WANTED}=1 is set"
 )
 """Ray's client was seen to fail or to hang at the end beside other tests, which it does not alone."""
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "model": "digits_cnn",
-    "train_limit": 80,
-    "test_limit": 40,
-    "budgets": [2, 4, 4, 8],
-    "participation": 1.0,
-    "rounds": 2,
-    "epochs": 1,
-    "batch_size": 8,
-}
+SMALL = {**small_experiment.SMALL, "participation": 1.0}
 
 
 def small(**changes: object) -> Experiment:
     return make_experiment({**SMALL, **changes})
-
-
-def silent(_: Progress) -> None:
-    pass
 
 
 def processes(mark: str, title: str = "") -> list[int]:

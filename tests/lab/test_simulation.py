@@ -46,26 +46,7 @@ from fedmpq.model.zoo import ModelError
 from fedmpq.training.engine import TrainingError, engine_names
 from fedmpq.training.local_round import require_finite
 from tests.in_process import InProcessPool, Returned, Sent
-
-SMALL: dict[str, Any] = {
-    "data": "digits",
-    "model": "digits_cnn",
-    "train_limit": 80,
-    "test_limit": 40,
-    "budgets": [2, 4, 4, 8],
-    "participation": 0.75,
-    "rounds": 2,
-    "epochs": 1,
-    "batch_size": 8,
-}
-
-
-def small(**changes: object) -> Experiment:
-    return make_experiment({**SMALL, **changes})
-
-
-def silent(_: Progress) -> None:
-    pass
+from tests.lab.small_experiment import SMALL, silent, small
 
 
 @pytest.fixture
