@@ -740,9 +740,9 @@ function boardNow(place, board) {
 }
 
 function lastSeen(place, board) {
-  if (!place.running) return "";
   if (board.connected) return "now";
-  return board.last_seen ? age(board.last_seen, "", " ago") : "not since the server started";
+  if (board.last_seen) return age(board.last_seen, "", " ago");
+  return place.running ? "not yet" : "";
 }
 
 // What seldom changes, under the name: engine, room on its disk, the end of its certificate.
