@@ -24,7 +24,7 @@ check: lint ## for the edit loop, under two minutes: lint, then the quick tests
 	@$(BIN)/pytest -n 2 -q -m "not slow" --hypothesis-profile=quick $(QUICK)
 
 test: lint sanitize ## lint, sanitizers, then every test
-	@$(BIN)/pytest -n 2 -q
+	@$(BIN)/pytest -n 2 --dist worksteal -q
 
 lint: .venv/installed build/typed ## ruff and mypy
 	@$(BIN)/ruff check .

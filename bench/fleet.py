@@ -18,8 +18,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +33,8 @@ from bench.process_facts import ProcessFacts
 from bench.timing import load_average
 from bench.workload import CLASSES, IMAGE, INPUT_SCALE, INPUT_ZERO_POINT, MODELS
 from fedmpq.server.authentication import secret_hash
-from fedmpq.server.serve import SPARE_FILES, STREAMS_PER_CONNECTION
+from fedmpq.server.boards_port import STREAMS_PER_CONNECTION
+from fedmpq.server.serve import SPARE_FILES
 from fedmpq.server.state_folder import StateFolder
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
@@ -59,11 +61,12 @@ class Case:
     model: str = "digits_cnn"
     per_connection: int = 1
     """Boards that share a connection."""
+    least_processes: int = 2
+    """Of boards: one would be as busy as the server."""
 
     @property
     def processes(self) -> int:
-        """Two at least: one would be as busy as the server."""
-        return min(self.boards, max(2, math.ceil(self.boards / BOARDS_PER_PROCESS)))
+        return min(self.boards, max(self.least_processes, math.ceil(self.boards / BOARDS_PER_PROCESS)))
 
     @property
     def open_files(self) -> int:
@@ -154,25 +157,26 @@ def measure(case: Case) -> Result:
 
 def _measured(case: Case, folder: Path, before: list[float]) -> Result:
     state, config, port = StateFolder(folder / "server"), folder / "fleet.toml", free_port()
-    files = _identities(case, state, folder)
+    files = identities_of(case, state, folder)
     config.write_text(case.settings(), encoding="utf-8")
     patience = START_SECONDS + SECONDS_PER_BOARD * case.boards * (case.rounds + 1)
     with ExitStack() as stack:
         server = stack.enter_context(_server(state.path, config, port, case))
         wait_for_port(port, server)
         base, began = _steady(server), time.monotonic()
-        boards = [stack.enter_context(_boards(file, server, port, case)) for file in files]
+        pids = [server.process.pid]
+        boards = [stack.enter_context(boards_of(file, pids, port, case)) for file in files]
         wait_until(lambda: not any(one.running for one in boards), "the boards", [server], patience)
-        notes = [_notes(one) for one in boards]
+        notes = [notes_of(one) for one in boards]
         peak = round(server.peak_mb() * 1e6)
         database = sum(file.stat().st_size for file in state.path.glob("fedmpq.db*"))
-    moments = _moments(notes, case)
+    moments = moments_of(notes, case)
     return Result(
         case,
         [after["seconds"] - then["seconds"] for then, after in pairwise(moments)],
-        [after["cpu_seconds"] - then["cpu_seconds"] for then, after in pairwise(moments)],
+        [after["cpu_seconds"][0] - then["cpu_seconds"][0] for then, after in pairwise(moments)],
         moments[0]["seconds"] - began,
-        moments[0]["cpu_seconds"] - base.cpu_seconds,
+        moments[0]["cpu_seconds"][0] - base.cpu_seconds,
         base.resident_bytes,
         moments[0]["resident_bytes"],
         peak,
@@ -185,9 +189,9 @@ def _measured(case: Case, folder: Path, before: list[float]) -> Result:
     )
 
 
-def _identities(case: Case, state: StateFolder, folder: Path) -> list[Path]:
+def identities_of(case: Case, state: StateFolder, folder: Path, *words: str) -> list[Path]:
     """Enrols the boards; one file for each process of them."""
-    command = [*FEDMPQ, "server", "init", "--state", str(state.path), "--json"]
+    command = [*FEDMPQ, "server", "init", "--state", str(state.path), "--json", *words]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     token, known = make_token(datetime.now(timezone.utc), uses=None).record, []
     with closing(open_store(state.database_url())) as store:
@@ -208,9 +212,10 @@ def _server(state: Path, config: Path, port: int, case: Case) -> Program:
     return Program([*FEDMPQ, "server", *words], state.with_suffix(".log"))
 
 
-def _boards(identities: Path, server: Program, port: int, case: Case) -> Program:
+def boards_of(identities: Path, pids: Sequence[int], port: int, case: Case) -> Program:
+    """A process of boards that notes the CPU time of those processes."""
     command = [sys.executable, "-m", "bench.fleet_boards", "--server", f"127.0.0.1:{port}"]
-    command += ["--server-pid", str(server.process.pid), "--identities", str(identities)]
+    command += ["--server-pids", *map(str, pids), "--identities", str(identities)]
     command += ["--per-connection", str(case.per_connection)]
     command += ["--notes", str(identities.with_suffix(".notes"))]
     return Program(command, identities.with_suffix(".log"), {"PYTHONPATH": str(ROOT)})
@@ -227,7 +232,7 @@ def _steady(server: Program) -> ProcessFacts:
     return last
 
 
-def _notes(boards: Program) -> dict[str, Any]:
+def notes_of(boards: Program) -> dict[str, Any]:
     path = boards.log.with_suffix(".notes")
     if not path.exists():
         raise ProgramError(f"boards ended without their notes:\n{boards.last_words()}")
@@ -235,7 +240,7 @@ def _notes(boards: Program) -> dict[str, Any]:
     return notes
 
 
-def _moments(notes: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
+def moments_of(notes: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
     """The first of each round in any process, and the end; each round must have had all its updates."""
     for number in map(str, range(1, case.rounds + 1)):
         updates = sum(one["updates"].get(number, 0) for one in notes)
@@ -290,6 +295,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="boards that share one (default 1, as real)",
     )
+    parser.add_argument("--fronts", type=int, metavar="N", help="so many front-ends beside a leader")
+    parser.add_argument(
+        "--database", metavar="URL", help="an empty PostgreSQL database on this machine, for --fronts"
+    )
+    parser.add_argument(
+        "--cores", type=float, metavar="C", help="confine the leader and each front-end to so many (as root)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
@@ -311,11 +323,30 @@ def main() -> None:
     if Machine.here().busy_with(load := load_average()):
         print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
     case = Case(arguments.boards, selected, arguments.rounds, arguments.model, arguments.per_connection)
+    if arguments.fronts is not None:
+        _with_fronts(parser, arguments, case)
+        return
     try:
         facts = {"bench": "fleet", **Machine.here().as_dict(), **measure(case).as_dict()}
     except FleetError as error:
         sys.exit(f"bench.fleet: {error}")
     print(json.dumps(facts) if arguments.json else table(facts))
+
+
+def _with_fronts(parser: argparse.ArgumentParser, arguments: argparse.Namespace, case: Case) -> None:
+    from bench.confined import CannotConfine
+    from bench.fleet_fronts import FrontsCase, measure_fronts, table_of_fronts
+
+    if arguments.fronts < 1 or arguments.database is None:
+        parser.error("--fronts N, 1 or more, goes with --database postgresql://USER@HOST/NAME")
+    # Each front-end has a process of boards at least.
+    case = replace(case, least_processes=max(2, 2 * arguments.fronts))
+    try:
+        result = measure_fronts(FrontsCase(case, arguments.fronts, arguments.database, arguments.cores))
+    except (FleetError, CannotConfine) as error:
+        sys.exit(f"bench.fleet: {error}")
+    facts = {"bench": "fleet", **Machine.here().as_dict(), **result.as_dict()}
+    print(json.dumps(facts) if arguments.json else table_of_fronts(facts))
 
 
 if __name__ == "__main__":

@@ -43,12 +43,14 @@ OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 @dataclass(frozen=True)
 class Moment:
-    """The server as it was when a round's first assignment came, or the end of the run."""
+    """The server's processes as they were when a round's first assignment came, or the end of the run."""
 
     seconds: float
     """Of the steady clock, which all processes of the machine share."""
-    cpu_seconds: float
+    cpu_seconds: list[float]
+    """Of each of them."""
     resident_bytes: int
+    """Of the first."""
 
 
 @dataclass
@@ -96,10 +98,10 @@ def nudged(graph: Graph, assignment: pb.Assignment, payload: bytes) -> Update:
 class Fleet:
     """What the boards of this process share."""
 
-    def __init__(self, server_pid: int) -> None:
+    def __init__(self, server_pids: Sequence[int]) -> None:
         self.notes = Notes()
         self.connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
-        self._server_pid = server_pid
+        self._server_pids = server_pids
         self._graphs: dict[bytes, asyncio.Future[Graph]] = {}
         self._answers: dict[tuple[int, bytes], payload_pb2.UpdatePayload] = {}
 
@@ -112,8 +114,9 @@ class Fleet:
             self.notes.ended = self._moment()
 
     def _moment(self) -> Moment:
-        facts = ProcessFacts.of(self._server_pid)
-        return Moment(time.monotonic(), facts.cpu_seconds, facts.resident_bytes)
+        facts = [ProcessFacts.of_family(pid) for pid in self._server_pids]
+        cpu = [one.cpu_seconds for one in facts]
+        return Moment(time.monotonic(), cpu, ProcessFacts.of(self._server_pids[0]).resident_bytes)
 
     async def graph(self, board: Board, name: bytes) -> Graph:
         """Downloaded by the first board that needs it."""
@@ -237,10 +240,10 @@ async def _parts(header: pb.UploadHeader, data: bytes, size: int) -> AsyncIterat
 
 
 async def take_part(
-    server: str, server_pid: int, identities: Sequence[tuple[str, float]], per_connection: int
+    server: str, server_pids: Sequence[int], identities: Sequence[tuple[str, float]], per_connection: int
 ) -> Notes:
     """All of them, until the run has ended for each."""
-    fleet = Fleet(server_pid)
+    fleet = Fleet(server_pids)
     channels = [grpc.aio.insecure_channel(server, options=OPTIONS) for _ in identities[::per_connection]]
     stubs: list[Any] = [federation_pb2_grpc.FederationStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     boards = [
@@ -255,14 +258,16 @@ async def take_part(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet_boards", description=__doc__)
     parser.add_argument("--server", required=True, metavar="HOST:PORT")
-    parser.add_argument("--server-pid", type=int, required=True, help="whose CPU time and memory to note")
+    parser.add_argument(
+        "--server-pids", type=int, nargs="+", required=True, help="whose CPU time and memory to note"
+    )
     parser.add_argument("--identities", type=Path, required=True, help="JSON: a list of [identity, budget]")
     parser.add_argument("--per-connection", type=int, default=1, help="boards that share a connection")
     parser.add_argument("--notes", type=Path, required=True, help="the file to write")
     arguments = parser.parse_args()
     identities = json.loads(arguments.identities.read_text(encoding="ascii"))
     notes = asyncio.run(
-        take_part(arguments.server, arguments.server_pid, identities, arguments.per_connection)
+        take_part(arguments.server, arguments.server_pids, identities, arguments.per_connection)
     )
     arguments.notes.write_text(json.dumps(notes.as_dict()), encoding="ascii")
 

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
@@ -37,12 +37,14 @@ class Growth:
     """Of the whole process, interpreter included."""
 
 
-def growths(work: Workload, threads: int, isa: str, update: UpdateRule) -> dict[str, Growth]:
+def growths(
+    work: Workload, threads: int, isa: str, update: UpdateRule, rivals: Sequence[str] = ("native", "torch")
+) -> dict[str, Growth]:
     """Of the native engine in a process without torch, and of torch fp32."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "workload.npz"
         work.save(path)
-        return {rival: _in_fresh_process(rival, path, threads, isa, update) for rival in ("native", "torch")}
+        return {rival: _in_fresh_process(rival, path, threads, isa, update) for rival in rivals}
 
 
 def _in_fresh_process(rival: str, path: Path, threads: int, isa: str, update: UpdateRule) -> Growth:

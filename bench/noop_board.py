@@ -31,10 +31,14 @@ from fedmpq.training.engine import Batch, EpochResult
 
 
 class NoopEngine:
-    """Keeps the models of all rounds, to be measured after the last."""
+    """Keeps the models of all rounds, to be measured after the last.
+
+    Its changes are normal draws, the same in every round: none at all would be coded in next to no bytes.
+    """
 
     def __init__(self) -> None:
         self._models: list[tuple[float, Layers, Side]] = []
+        self._fractions: dict[str, Fractions] = {}
 
     def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
         self._models.append((time.monotonic(), layers, side))
@@ -46,7 +50,11 @@ class NoopEngine:
         return self._models[-1][1]
 
     def fractions(self) -> Mapping[str, Fractions]:
-        return {name: np.zeros(layer.codes.size, np.int8) for name, layer in self.layers().items()}
+        for name, layer in self.layers().items():
+            if name not in self._fractions:
+                draws = np.random.default_rng(layer.codes.size).normal(0, 30, layer.codes.size)
+                self._fractions[name] = np.clip(np.rint(draws), -127, 127).astype(np.int8)
+        return self._fractions
 
     def side(self) -> Side:
         return self._models[-1][2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,22 @@ class ProcessFacts:
         # Fields 14, 15 and 24 of proc(5); the list begins with the third.
         cpu = (int(fields[11]) + int(fields[12])) / _TICKS
         return cls(cpu, int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
+
+    @classmethod
+    def of_family(cls, pid: int) -> ProcessFacts:
+        """Of the process, of the children it has and of those that have ended."""
+        fields = _after_name(pid)
+        facts = [cls.of(pid)]
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+            # One that has just ended is among those that have.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                facts.append(cls.of(int(child)))
+        ended = (int(fields[13]) + int(fields[14])) / _TICKS
+        return cls(ended + sum(one.cpu_seconds for one in facts), sum(one.resident_bytes for one in facts))
+
+
+def parent_of(pid: int) -> int:
+    return int(_after_name(pid)[1])
 
 
 def _after_name(pid: int) -> list[str]:

@@ -23,6 +23,7 @@ import torch
 from bench import torch_rivals
 from bench.machine import Machine
 from bench.memory import Growth, growths
+from bench.step_profile import profile
 from bench.timing import Spread, Timings, interleaved, load_average
 from bench.workload import BATCHES, MODELS, Train, Workload, engine_trainer, make_workload
 from fedmpq import kernels
@@ -32,6 +33,7 @@ from fedmpq.training.native_engine import NativeEngine
 from fedmpq.training.torch_engine import TorchEngine
 
 TURN_SECONDS = 0.2
+PROFILED_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,13 @@ def torch_isa() -> str:
     return f"{own}, oneDNN up to {limit.lower()}" if limit else own
 
 
+def print_profiles(cases: Iterator[Case]) -> None:
+    for case in cases:
+        found = profile(make_workload(case.model, case.batch), case.update, case.threads, PROFILED_STEPS)
+        print(f"{case.model}, batch {case.batch}, {kernels.isa()}, load average {load_average()}")
+        print("\n".join(found.lines()), flush=True)
+
+
 HEADER = (
     f"{'model':19}{'batch':>6}{'threads':>8}  {'isa':8}{'ms/step':>9}   x torch fp32 (least to most)"
     "   x QAT   x torch engine   memory MB (torch)"
@@ -206,6 +215,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--update", choices=get_args(UpdateRule), default="paper", help="default %(default)s")
     parser.add_argument("--repetitions", type=int, default=7, help="turns per rival (default %(default)s)")
     parser.add_argument("--scaling", action="store_true", help="measure also --threads against one thread")
+    parser.add_argument(
+        "--profile", action="store_true", help="show where a step's time goes instead, without rivals"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
@@ -217,17 +229,25 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
     return (Case(model, batch, *common) for model in models for batch in batches)
 
 
-def main() -> None:
-    parser = _parser()
-    arguments = parser.parse_args()
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if not 1 <= arguments.threads <= MAX_THREADS:
         parser.error(f"--threads {arguments.threads} is outside 1..{MAX_THREADS}")
     if arguments.repetitions < 1:
         parser.error(f"--repetitions {arguments.repetitions} is too few; the least is 1")
     if arguments.scaling and arguments.threads == 1:
         parser.error("--scaling compares several threads with one: give it --threads 2")
+    if arguments.profile and arguments.json:
+        parser.error("--profile prints tables: leave --json out")
+
+
+def main() -> None:
+    parser = _parser()
+    arguments = parser.parse_args()
+    _check(parser, arguments)
     if arguments.isa:
         kernels.force_isa(arguments.isa)
+    if arguments.profile:
+        return print_profiles(_cases(arguments))
     results = []
     if Machine.here().busy_with(load := load_average()):
         print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)

@@ -102,11 +102,16 @@ def dealt_bits(sizes: tuple[int, ...], budget: float = BUDGET) -> tuple[int, ...
 def make_workload(model: str, batch: int) -> Workload:
     """A model of the zoo, quantized, and random images with random labels; needs torch."""
     graph, layers, side = _quantized_model(model)
+    return Workload(graph, layers, side, random_batches(graph, batch))
+
+
+def random_batches(graph: Graph, batch: int) -> tuple[Batch, ...]:
+    """A few of random images with random labels."""
     random = np.random.default_rng(0)
     channels, height, width = graph.input.shape
     images = random.integers(0, 256, (DISTINCT_BATCHES, batch, height, width, channels), dtype=np.uint8)
     labels = random.integers(0, CLASSES, (DISTINCT_BATCHES, batch))
-    return Workload(graph, layers, side, tuple(zip(images, labels, strict=True)))
+    return tuple(zip(images, labels, strict=True))
 
 
 @cache

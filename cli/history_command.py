@@ -132,7 +132,9 @@ def _table(history: History) -> Table:
     titles = [name.removeprefix(f"{metric.key}_").replace("_", " ") for name in budgets]
     mean = "mean" if metric.key == "accuracy" else metric.title
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for title in ("round", "loss", mean, *titles, "up", "down", "clients", "seconds"):
+    # Of asynchronous merges: how many were between what boards were sent and what they were merged into.
+    behind = ["behind"] if "staleness" in history.columns else []
+    for title in ("round", "loss", mean, *titles, "up", "down", "clients", *behind, "seconds"):
         table.add_column(title, justify="right", no_wrap=True)
     for facts, row in zip(history.rounds, history, strict=True):
         shares = [_text(metric, row.get(name)) for name in ("mean_deployed", *budgets)]
@@ -140,7 +142,8 @@ def _table(history: History) -> Table:
         came = f"{row['clients']}" if row["clients"] == seated else f"{row['clients']} of {seated}"
         number = f"{facts.round}{'*' if facts.undone else ''}"
         traffic = (bytes_text(facts.bytes_up), bytes_text(facts.bytes_down))
-        table.add_row(number, f"{facts.loss:.3f}", *shares, *traffic, came, f"{facts.seconds:.1f}")
+        ages = [f"{row.get('staleness') or 0:.1f}" for _ in behind]
+        table.add_row(number, f"{facts.loss:.3f}", *shares, *traffic, came, *ages, f"{facts.seconds:.1f}")
     if any(facts.undone for facts in history.rounds):
         table.caption = "* the model of this round was thrown away; --format jsonl says why"
     return table

@@ -64,6 +64,13 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where boards reach the server; port 0 takes a free one (default: %(default)s)",
     )
+    parser.add_argument(
+        "--role",
+        choices=("all", "front", "leader"),
+        default="all",
+        help="one server does all; or any number of front-ends, which boards connect to, beside one leader, "
+        "on one PostgreSQL database (default: %(default)s)",
+    )
     parser.add_argument("--exit-when-done", action="store_true", help="end when no run is left")
     _add_security_arguments(parser)
     parser.add_argument(
@@ -136,15 +143,17 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from fedmpq.server.database import open_database
     from fedmpq.server.run_config import read_config
-    from fedmpq.server.serve import ServerSettings, check_listen, run_server
+    from fedmpq.server.serve import run_server
+    from fedmpq.server.server_settings import ServerSettings, check_listen
     from fedmpq.system import logs
 
     if arguments.max_clients < 1:
         raise CommandError(f"--max-clients {arguments.max_clients} is too small; the least is 1")
     if not 1 <= arguments.lease <= MOST_LEASE:
         raise CommandError(f"--lease {arguments.lease:g} is outside 1..{MOST_LEASE:g} seconds")
+    if arguments.role == "front":
+        _check_front(arguments)
     state = StateFolder(arguments.state)
     settings = ServerSettings(
         state=state,
@@ -157,17 +166,37 @@ def _serve(arguments: argparse.Namespace) -> int:
         metrics_port=arguments.metrics_port,
         max_clients=arguments.max_clients,
         lease_seconds=arguments.lease,
+        role=arguments.role,
     )
     check_listen(settings)
     if arguments.database:
-        state.create()
-        # One that is refused is not remembered: it would be in the way of every later start.
-        open_database(arguments.database).dispose()
-        state.remember_database(arguments.database)
+        _use_database(state, arguments.database, arguments.role)
     logs.log_events(arguments.log_format)
     if arguments.dashboard is None:
         return run_server(settings)
     return _with_dashboard(state, arguments.dashboard, lambda: run_server(settings))
+
+
+def _check_front(arguments: argparse.Namespace) -> None:
+    """What the leader does is asked of the leader."""
+    given = {
+        "RUN.toml": arguments.runs,
+        "--exit-when-done": arguments.exit_when_done,
+        "--dashboard": arguments.dashboard is not None,
+        "--metrics-port": arguments.metrics_port is not None,
+    }
+    if wrong := [name for name, value in given.items() if value]:
+        raise CommandError(f"{wrong[0]} is for the leader; leave it out of --role front")
+
+
+def _use_database(state: StateFolder, url: str, role: str) -> None:
+    """One that is refused is not remembered: it would be in the way of every later start."""
+    from fedmpq.server.database import make_engine, open_database
+
+    state.create()
+    # A front-end leaves the tables to the leader, and waits for it.
+    (make_engine if role == "front" else open_database)(url).dispose()
+    state.remember_database(url)
 
 
 def _with_dashboard(state: StateFolder, listen: str, serve: Callable[[], int]) -> int:
@@ -180,7 +209,7 @@ def _with_dashboard(state: StateFolder, listen: str, serve: Callable[[], int]) -
 
 def _tls(arguments: argparse.Namespace, state: StateFolder) -> Any:
     """From the options, or else from the state folder if `fedmpq server init` made certificates there."""
-    from fedmpq.server.serve import TlsSettings
+    from fedmpq.server.server_settings import TlsSettings
 
     if arguments.insecure:
         if arguments.tls_certificate or arguments.tls_key or arguments.client_authority:

@@ -40,6 +40,8 @@ EPILOG = """examples:
   fedmpq simulate --data digits --model digits_cnn \\
                   --compare fedmpq,aqfl,fp32 --seeds 0,1,2
   fedmpq simulate --config paper.toml --rounds 10
+  fedmpq simulate --data digits --model digits_cnn --boards boards.toml \\
+                  --participation 1 --asynchronous 5 --rounds 200
   fedmpq simulate --resume runs/fedmpq-paper-resnet20-0
 
 A run's folder gets rounds.jsonl (one JSON object a round), checkpoint.npz
@@ -282,7 +284,7 @@ def _run(
         f"{experiment.label} seed {experiment.seed}: {experiment.model} "
         f"({sum(graph.layer_sizes):,} weights in {len(graph.layers)} layers), "
         f"{len(prepared.train):,} training and {len(prepared.test):,} test images, "
-        f"{experiment.clients} clients, {experiment.clients_per_round} a round, engine {experiment.engine}",
+        f"{experiment.clients} clients, {_at_a_time(experiment)}, engine {experiment.engine}",
         style="bold",
     )
     if skipped := prepared.train.skipped + prepared.test.skipped:
@@ -309,6 +311,11 @@ def _run(
     report.plot_run([each.facts() for each in results], [node.name for node in graph.layers], title, picture)
     _say(console, f"picture: {picture}   log: {folder / LOG_NAME}")
     return results
+
+
+def _at_a_time(experiment: Experiment) -> str:
+    count, merged = experiment.clients_per_round, experiment.asynchronous
+    return f"{count} a round" if merged is None else f"{count} at work, merges of {merged} changes"
 
 
 def _finish(runs: Runs, arguments: argparse.Namespace, console: Console) -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from fedmpq.exchange.messages import Phase
-from fedmpq.system.durable_files import file_digest, remove_durably, write_durably
+from fedmpq.system.durable_files import file_digest, flush, remove_durably, replacing, write_durably
 from fedmpq.system.private_folders import private_folder
 
 _SUFFIX = ".update"
+log = logging.getLogger("fedmpq.client")
 
 
 class RoundKey(NamedTuple):
@@ -46,26 +49,53 @@ class Outbox:
     def __init__(self, folder: Path) -> None:
         self._folder = private_folder(folder)
         self._index = folder / "pending.json"
+        self._settling: threading.Thread | None = None
 
-    def put(self, key: RoundKey, update: bytes) -> Pending:
-        """Keeps `update` in the place of any other; it is durable when this returns."""
+    def put(self, key: RoundKey, update: bytes, *, wait: bool = True) -> Pending:
+        """Keeps `update` in the place of any other; it is durable when this returns, or, if nobody waits for
+        that, soon: its delivery may begin meanwhile, and one that a crash ends first is made again."""
         self.clear()
         payload = hashlib.sha256(update).digest()
-        path = self._folder / f"{payload.hex()}{_SUFFIX}"
-        write_durably(path, update)
+        pending = Pending(key, payload, len(update), self._folder / f"{payload.hex()}{_SUFFIX}")
+        with replacing(pending.path, durable=False) as file:
+            file.write(update)
+        if wait:
+            self._settle(pending)
+        else:
+            self._settling = threading.Thread(target=self._settle_if_it_can, args=(pending,))
+            self._settling.start()
+        return pending
+
+    def _settle(self, pending: Pending) -> None:
+        key = pending.key
+        flush(pending.path)
+        flush(self._folder)
         record = {
             "run_id": key.run_id,
             "round": key.round,
             "phase": key.phase,
             "model": key.payload.hex(),
-            "update": payload.hex(),
-            "bytes": len(update),
+            "update": pending.payload.hex(),
+            "bytes": pending.size,
         }
         write_durably(self._index, json.dumps(record).encode())
-        return Pending(key, payload, len(update), path)
+
+    def _settle_if_it_can(self, pending: Pending) -> None:
+        try:
+            self._settle(pending)
+        except OSError as error:
+            # It is on its way to the server all the same.
+            log.warning("an answer is not kept for after a crash: %s", error)
+
+    def _settled(self) -> None:
+        """When nothing is being made durable any more."""
+        if self._settling is not None:
+            self._settling.join()
+            self._settling = None
 
     def pending(self) -> Pending | None:
         """The update that waits; one that the disk has not kept whole is thrown away."""
+        self._settled()
         pending = self._read_index()
         if pending is None or not _is_whole(pending):
             self.clear()
@@ -73,6 +103,7 @@ class Outbox:
         return pending
 
     def clear(self) -> None:
+        self._settled()
         if self._index.exists():
             remove_durably(self._index)
         for path in self._folder.glob(f"*{_SUFFIX}*"):

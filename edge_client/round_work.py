@@ -103,12 +103,15 @@ def make_update(
     heard: Heard,
     stop: threading.Event,
     seconds: float,
+    *,
+    coded: bool,
 ) -> bytes:
-    """Trains and encodes; the same assignment and data give the same bytes. It may take so many seconds."""
+    """Trains and encodes, layers as entropy codes if `coded`; the same assignment and data give the same
+    bytes. It may take so many seconds."""
     plan = assignment.plan
     pace = Pace(plan.epochs * math.ceil(len(data.train) / plan.batch_size), seconds)
     update = run_local_round(StoppableEngine(engine, stop, pace), graph, assignment, data.train, heard)
-    return encode_update(graph, run_id, replace(update, evaluation=evaluation))
+    return encode_update(graph, run_id, replace(update, evaluation=evaluation), coded=coded)
 
 
 def make_calibration(

@@ -41,7 +41,7 @@ from fedmpq.edge_client.round_work import (
 )
 from fedmpq.edge_client.run_data import RunData, Runs
 from fedmpq.edge_client.state_folder import StateFolder
-from fedmpq.edge_client.transfer import Delivery, Patience, download, have, received
+from fedmpq.edge_client.transfer import Delivery, Patience, download, have, received, wanted_payload
 from fedmpq.exchange.messages import Assignment, Evaluation, PlanError, TrainingPlan
 from fedmpq.exchange.wire import (
     WireError,
@@ -283,14 +283,14 @@ class Session:
         # The model and its update.
         self._refusals.needed_bytes = 2 * assignment.payload_bytes
         self._check_needs(graph, key, assignment, data)
-        path = await self._payload(assignment.payload, assignment.payload_bytes, self._state.downloads)
+        path = await self._payload(*wanted_payload(assignment), self._state.downloads)
         order = _order(graph, assignment, path.read_bytes())
         async with self._engine_free:
             if key.phase == "training":
-                answer = await self._train(key, graph, order, data, assignment.evaluate)
+                answer = await self._train(key, graph, order, data, assignment)
             else:
                 answer = await self._measure(key, graph, order, data, assignment.evaluate)
-        pending = self._state.outbox.put(key, answer)
+        pending = self._state.outbox.put(key, answer, wait=False)
         path.unlink(missing_ok=True)
         return pending
 
@@ -302,16 +302,16 @@ class Session:
         return await in_thread(partial(measuring, evaluates=evaluates), stop)
 
     async def _train(
-        self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData, measure: bool
+        self, key: RoundKey, graph: Graph, order: Assignment, data: BoardData, asked: pb.Assignment
     ) -> bytes:
         stop, board, evaluation = threading.Event(), self._board, None
-        if measure:
+        if asked.evaluate:
             measuring = partial(evaluate, graph, order, data.evaluation, board.threads, stop)
             evaluation = await in_thread(measuring, stop)
             _tell_evaluation(key, graph.task, evaluation)
         heard = partial(_tell_epoch, key, graph.task, order.plan.epochs)
         training = partial(make_update, board.engine, graph, key.run_id, order, data, evaluation, heard, stop)
-        return await in_thread(partial(training, board.limits.seconds), stop)
+        return await in_thread(partial(training, board.limits.seconds, coded=asked.reads_coded), stop)
 
     def _check_needs(self, graph: Graph, key: RoundKey, assignment: pb.Assignment, data: BoardData) -> None:
         """Refuses a round that takes more than this board gives."""
@@ -329,13 +329,13 @@ class Session:
             raise WireError(f"the model has {classes} classes, the run names {len(run.class_names)}")
         if len(bits) != len(graph.layers):
             raise WireError(f"{len(bits)} bit-widths are dealt to the model's {len(graph.layers)} layers")
-        if assignment.payload_bytes > (most := model_bytes_bound(graph)):
-            raise WireError(f"its model is {assignment.payload_bytes} bytes long, at most {most} can be")
+        if (length := wanted_payload(assignment)[1]) > (most := model_bytes_bound(graph)):
+            raise WireError(f"its model is {length} bytes long, at most {most} can be")
         average, budget = average_bits(bits, graph.layer_sizes), self._board.budget
         what = "training" if assignment.phase == pb.TRAINING else "statistics"
         log.info(
             "round %d of %d, %s: %s at %.2f bits per weight, %d bytes",
-            *(number, run.rounds, what, graph.name, average, assignment.payload_bytes),
+            *(number, run.rounds, what, graph.name, average, length),
             extra=with_facts({"run": run.run_id, "round": number, "bits": round(average, 4)}),
         )
         if average > budget:

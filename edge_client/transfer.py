@@ -74,6 +74,13 @@ async def ended(task: asyncio.Future[Any]) -> None:
 # Download
 
 
+def wanted_payload(assignment: pb.Assignment) -> tuple[bytes, int]:
+    """The name and length of the payload to take: the one with entropy codes, where the server has it."""
+    if assignment.coded_payload:
+        return assignment.coded_payload, assignment.coded_bytes
+    return assignment.payload, assignment.payload_bytes
+
+
 async def download(
     stub: Federation,
     metadata: Metadata,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 import numpy as np
@@ -22,8 +22,9 @@ from fedmpq.exchange.messages import (
     Phase,
     TrainingPlan,
     Update,
-    fits_half,
+    that_fit_half,
 )
+from fedmpq.kernels import decode_codes, encode_codes
 from fedmpq.model import planes
 from fedmpq.model.calibration import STATISTICS, statistics_names
 from fedmpq.model.graph import Graph
@@ -43,6 +44,8 @@ class WireError(ValueError):
     """Bytes that are no such message, or a message that does not fit the graph."""
 
 
+_ENCODINGS = {"half": "<f2", "single": "<f4"}
+"""Of side tensors."""
 _ANY_RUN = "0" * 32
 """As long as every run's id."""
 _Evaluated = payload_pb2.UpdatePayload | payload_pb2.CalibrationPayload
@@ -53,9 +56,12 @@ def digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def encode_model(graph: Graph, layers: Mapping[str, PackedLayer], side: Side) -> bytes:
-    """The bytes of a `ModelPayload`; the same model gives the same bytes."""
-    return _model_message(graph, layers, side).SerializeToString(deterministic=True)
+def encode_model(
+    graph: Graph, layers: Mapping[str, PackedLayer], side: Side, *, coded: bool = False
+) -> bytes:
+    """The bytes of a `ModelPayload`; the same model gives the same bytes. `coded`: layers whose entropy code
+    is shorter than their planes are sent as that."""
+    return _model_message(graph, layers, side, coded).SerializeToString(deterministic=True)
 
 
 def decode_model(graph: Graph, data: bytes) -> tuple[dict[str, PackedLayer], Side]:
@@ -65,8 +71,8 @@ def decode_model(graph: Graph, data: bytes) -> tuple[dict[str, PackedLayer], Sid
     return _layers(graph, message), _side(graph, message)
 
 
-def encode_update(graph: Graph, run_id: str, update: Update) -> bytes:
-    """The bytes of an `UpdatePayload`."""
+def encode_update(graph: Graph, run_id: str, update: Update, *, coded: bool = False) -> bytes:
+    """The bytes of an `UpdatePayload`; `coded` as of `encode_model`."""
     message = payload_pb2.UpdatePayload(
         run_id=run_id,
         round=update.round,
@@ -74,7 +80,7 @@ def encode_update(graph: Graph, run_id: str, update: Update) -> bytes:
         samples=update.samples,
         loss=update.loss,
         accuracy=update.accuracy,
-        model=_model_message(graph, update.layers, update.side),
+        model=_model_message(graph, update.layers, update.side, coded),
     )
     _add_evaluation(message, update.evaluation)
     return message.SerializeToString(deterministic=True)
@@ -107,7 +113,7 @@ def encode_calibration(graph: Graph, run_id: str, calibration: Calibration) -> b
         round=calibration.round,
         client=calibration.client,
         samples=calibration.samples,
-        statistics=[_side_message(calibration.statistics[name]) for name in statistics_names(graph)],
+        statistics=_side_messages(calibration.statistics, statistics_names(graph)),
     )
     _add_evaluation(message, calibration.evaluation)
     return message.SerializeToString(deterministic=True)
@@ -129,9 +135,9 @@ def decode_calibration(graph: Graph, data: bytes) -> tuple[str, Calibration]:
 def sent_bytes(graph: Graph, message: Assignment | Update | Calibration) -> int:
     """How many bytes of payload cross the network for it in a federation."""
     if isinstance(message, Assignment):
-        return len(encode_model(graph, message.layers, message.side))
+        return len(encode_model(graph, message.layers, message.side, coded=True))
     if isinstance(message, Update):
-        return len(encode_update(graph, _ANY_RUN, message))
+        return len(encode_update(graph, _ANY_RUN, message, coded=True))
     return len(encode_calibration(graph, _ANY_RUN, message))
 
 
@@ -176,24 +182,35 @@ def model_bytes_bound(graph: Graph) -> int:
     return weights + steps + side + per_tensor + 1024
 
 
-def _model_message(graph: Graph, layers: Mapping[str, PackedLayer], side: Side) -> payload_pb2.ModelPayload:
+def _model_message(
+    graph: Graph, layers: Mapping[str, PackedLayer], side: Side, coded: bool
+) -> payload_pb2.ModelPayload:
+    sizes = zip(graph.layers, graph.layer_sizes, strict=True)
     return payload_pb2.ModelPayload(
         graph_id=bytes.fromhex(graph.id),
-        layers=[_layer_message(layers[node.name]) for node in graph.layers],
-        side=[_side_message(side[name]) for name in graph.side_shapes()],
+        layers=[_layer_message(layers[node.name], size if coded else None) for node, size in sizes],
+        side=_side_messages(side, graph.side_shapes()),
     )
 
 
-def _layer_message(layer: PackedLayer) -> payload_pb2.LayerPlanes:
-    return payload_pb2.LayerPlanes(
-        bits=layer.bits, planes=layer.planes.tobytes(), steps=layer.step.astype("<f4").tobytes()
-    )
+def _layer_message(layer: PackedLayer, size: int | None) -> payload_pb2.LayerPlanes:
+    """`size` weights as an entropy code, if that is shorter; None: as planes in any case."""
+    bits, steps = layer.bits, layer.step.astype("<f4").tobytes()
+    if size is not None:
+        codes = planes.unpack(layer.planes, (size,))
+        if (coded := encode_codes(codes, bits, layer.planes.nbytes)) is not None:
+            return payload_pb2.LayerPlanes(bits=bits, coded=coded, steps=steps)
+    return payload_pb2.LayerPlanes(bits=bits, planes=layer.planes.tobytes(), steps=steps)
 
 
-def _side_message(tensor: NDArray[np.float32]) -> payload_pb2.SideTensor:
-    if fits_half(tensor):
-        return payload_pb2.SideTensor(half=tensor.astype("<f2").tobytes())
-    return payload_pb2.SideTensor(single=tensor.astype("<f4").tobytes())
+def _side_messages(side: Side, names: Iterable[str]) -> list[payload_pb2.SideTensor]:
+    halves = that_fit_half(side)
+    return [
+        payload_pb2.SideTensor(half=side[name].astype("<f2").tobytes())
+        if name in halves
+        else payload_pb2.SideTensor(single=side[name].astype("<f4").tobytes())
+        for name in names
+    ]
 
 
 def _parse(message: Message, data: bytes, kind: str) -> None:
@@ -219,6 +236,21 @@ def _layer(name: str, shape: tuple[int, ...], message: payload_pb2.LayerPlanes) 
     bits, weights = message.bits, math.prod(shape)
     if not 1 <= bits <= MAX_BITS:
         raise WireError(f"layer {name!r} has {bits} bits; a weight has 1..{MAX_BITS}")
+    packed = _decoded(name, weights, message) if message.coded else _packed(name, weights, message)
+    return PackedLayer(packed, _step(name, shape[0], message.steps))
+
+
+def _decoded(name: str, weights: int, message: payload_pb2.LayerPlanes) -> NDArray[np.uint8]:
+    if message.planes:
+        raise WireError(f"layer {name!r} has both planes and a code; it can have one of them")
+    try:
+        return planes.pack(decode_codes(message.coded, weights, message.bits), message.bits)
+    except ValueError as error:
+        raise WireError(f"layer {name!r} is damaged: {error}") from None
+
+
+def _packed(name: str, weights: int, message: payload_pb2.LayerPlanes) -> NDArray[np.uint8]:
+    bits = message.bits
     if len(message.planes) != planes.nbytes(bits, weights):
         raise WireError(
             f"layer {name!r} has {len(message.planes)} bytes of planes; {weights} weights at {bits} bits"
@@ -227,7 +259,7 @@ def _layer(name: str, shape: tuple[int, ...], message: payload_pb2.LayerPlanes) 
     packed = np.frombuffer(message.planes, np.uint8).reshape(bits, -1)
     if (unused := -weights % 8) and (packed[:, -1] >> (8 - unused)).any():
         raise WireError(f"layer {name!r} has padding bits set in the last byte of a plane")
-    return PackedLayer(packed, _step(name, shape[0], message.steps))
+    return packed
 
 
 def _step(name: str, channels: int, data: bytes) -> NDArray[np.float32]:
@@ -243,36 +275,48 @@ def _side(graph: Graph, message: payload_pb2.ModelPayload) -> Side:
     shapes = graph.side_shapes()
     if len(message.side) != len(shapes):
         raise WireError(f"the payload has {len(message.side)} side tensors, the graph {len(shapes)}")
-    return {
-        name: _side_tensor(name, shape, tensor)
-        for (name, shape), tensor in zip(shapes.items(), message.side, strict=True)
-    }
+    return _side_tensors(shapes, message.side)
 
 
 def _statistics(graph: Graph, message: payload_pb2.CalibrationPayload) -> Side:
     names, shapes = statistics_names(graph), graph.side_shapes()
     if len(message.statistics) != len(names):
         raise WireError(f"the payload has {len(message.statistics)} statistics, the graph {len(names)}")
-    found: Side = {}
-    for name, tensor in zip(names, message.statistics, strict=True):
-        found[name] = _side_tensor(name, shapes[name], tensor)
-        if name.endswith(STATISTICS[1]) and (found[name] < 0).any():
+    found = _side_tensors({name: shapes[name] for name in names}, message.statistics)
+    for name, tensor in found.items():
+        if name.endswith(STATISTICS[1]) and (tensor < 0).any():
             raise WireError(f"side tensor {name!r} holds a negative variance")
     return found
 
 
-def _side_tensor(name: str, shape: tuple[int, ...], message: payload_pb2.SideTensor) -> NDArray[np.float32]:
-    kind = message.WhichOneof("values")
-    if kind is None:
-        raise WireError(f"side tensor {name!r} is empty")
-    data, encoding = (message.half, "<f2") if kind == "half" else (message.single, "<f4")
-    count = math.prod(shape)
-    if len(data) != count * np.dtype(encoding).itemsize:
-        raise WireError(f"side tensor {name!r} has {len(data)} bytes, not {count} values in {kind} precision")
-    tensor = np.frombuffer(data, encoding).astype(np.float32).reshape(shape)
-    if not np.isfinite(tensor).all():
-        raise WireError(f"side tensor {name!r} holds a NaN or an infinity; the training diverged")
-    return tensor
+def _side_tensors(shapes: Mapping[str, tuple[int, ...]], messages: Iterable[payload_pb2.SideTensor]) -> Side:
+    """Tensors of those shapes, in their order. They are many and small: all of one precision are read at
+    once."""
+    data: dict[str, list[bytes]] = {kind: [] for kind in _ENCODINGS}
+    places: list[tuple[str, tuple[int, ...], str, int, int]] = []
+    ends = dict.fromkeys(_ENCODINGS, 0)
+    for (name, shape), message in zip(shapes.items(), messages, strict=True):
+        kind = message.WhichOneof("values")
+        if kind is None:
+            raise WireError(f"side tensor {name!r} is empty")
+        values: bytes = message.half if kind == "half" else message.single
+        count = math.prod(shape)
+        if len(values) != count * (2 if kind == "half" else 4):
+            raise WireError(
+                f"side tensor {name!r} has {len(values)} bytes, not {count} values in {kind} precision"
+            )
+        data[kind].append(values)
+        places.append((name, shape, kind, ends[kind], ends[kind] + count))
+        ends[kind] += count
+    joined = {
+        kind: np.frombuffer(b"".join(data[kind]), encoding).astype(np.float32)
+        for kind, encoding in _ENCODINGS.items()
+    }
+    side = {name: joined[kind][start:end].reshape(shape) for name, shape, kind, start, end in places}
+    if not all(np.isfinite(values).all() for values in joined.values()):
+        bad = next(name for name, tensor in side.items() if not np.isfinite(tensor).all())
+        raise WireError(f"side tensor {bad!r} holds a NaN or an infinity; the training diverged")
+    return side
 
 
 def _add_evaluation(message: _Evaluated, evaluation: Evaluation | None) -> None:

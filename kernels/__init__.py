@@ -4,16 +4,20 @@
 check their arguments, allocate the result and call the library; other Python threads run meanwhile.
 """
 
-from fedmpq.kernels.grid import grid_errors
+from fedmpq.kernels.entropy import decode_codes, encode_codes
+from fedmpq.kernels.grid import grid_noise, least_error_grids
 from fedmpq.kernels.library import force_bit_serial, force_isa, isa, supported_isas
 from fedmpq.kernels.philox import philox_block, philox_uniform
 from fedmpq.kernels.planes import magnitude_counts, pack_planes, popcount_planes, unpack_planes
 
 __all__ = [
+    "decode_codes",
+    "encode_codes",
     "force_bit_serial",
     "force_isa",
-    "grid_errors",
+    "grid_noise",
     "isa",
+    "least_error_grids",
     "magnitude_counts",
     "pack_planes",
     "philox_block",

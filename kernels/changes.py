@@ -14,6 +14,30 @@ MAX_CHANGE_STEP = 16383
 """The greatest step of a change, in those units."""
 
 
+def code_changes(
+    sent: NDArray[np.uint8], trained: NDArray[np.uint8], fractions: NDArray[np.int8], rows: int, bits: int
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """The steps of the rows, and the codes of what each weight has moved by in 256ths of a code."""
+    if trained.size != sent.size or fractions.size != sent.size or rows < 1 or sent.size % rows:
+        raise ValueError(
+            f"{sent.size} codes, {trained.size} codes and {fractions.size} fractions do not fit one another, "
+            f"or make no {rows} rows"
+        )
+    steps, codes = np.empty(rows, np.int32), np.empty(sent.size, np.uint8)
+    CheckedCall(
+        "fedmpq_code_changes",
+        Elements(np.ascontiguousarray(sent), sent.size),
+        Elements(np.ascontiguousarray(trained), sent.size),
+        Elements(np.ascontiguousarray(fractions), sent.size),
+        rows,
+        sent.size // rows,
+        bits,
+        Elements(steps, rows),
+        Elements(codes, sent.size),
+    )()
+    return steps, codes
+
+
 class Changes:
     """The planes of boards that give back one layer at one bit-width, with steps and places.
 
@@ -76,6 +100,22 @@ class Changes:
                 f"{self._struct.bits} bits: a step is outside 1..{MAX_CHANGE_STEP}, a weight is negative, "
                 "or a size is outside what the kernel takes (fedmpq/kernels.h states the limits)"
             )
+
+
+def add_whole_products(
+    numbers: NDArray[np.float64], upper: NDArray[np.int64], lower: NDArray[np.int64]
+) -> None:
+    """Adds the scalar products of rows of whole numbers to `2^26 upper + lower`, i64[rows, rows] each; to the
+    lower triangle alone, for they are symmetric."""
+    rows, columns = numbers.shape
+    CheckedCall(
+        "fedmpq_whole_products",
+        Elements(numbers, numbers.size),
+        rows,
+        columns,
+        Elements(upper, rows * rows),
+        Elements(lower, rows * rows),
+    )()
 
 
 def places(

@@ -18,8 +18,8 @@ MAX_BITS = 8
 
 def pack_planes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """planes[i, j // 8] bit (j % 8) = bit i of codes[j]; codes of any shape are read in C order."""
-    bits = _checked_bits(bits)
-    codes = _bytes("codes", codes)
+    bits = checked_bits(bits)
+    codes = checked_bytes("codes", codes)
     planes = np.empty((bits, _plane_bytes(codes.size)), np.uint8)
     to = Elements(planes, planes.size)
     bad = Call("fedmpq_pack_planes", Elements(codes, codes.size), codes.size, bits, to)()
@@ -56,8 +56,8 @@ def magnitude_counts(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
 
     With h = 2^(bits-1), k = c - h if c >= h, else h - 1 - c.
     """
-    bits = _checked_bits(bits)
-    codes = _bytes("codes", codes)
+    bits = checked_bits(bits)
+    codes = checked_bytes("codes", codes)
     counts = np.empty(bits - 1, np.int64)
     source, to = Elements(codes, codes.size), Elements(counts, bits - 1)
     bad = Call("fedmpq_magnitude_counts", source, codes.size, bits, to)()
@@ -69,14 +69,14 @@ def _plane_bytes(m: int) -> int:
     return (m + 7) // 8
 
 
-def _checked_bits(bits: int) -> int:
+def checked_bits(bits: int) -> int:
     bits = operator.index(bits)
     if not 1 <= bits <= MAX_BITS:
         raise ValueError(f"bits is {bits}; a code has 1..{MAX_BITS} bits")
     return bits
 
 
-def _bytes(name: str, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def checked_bytes(name: str, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """`array` itself where it is contiguous, else a contiguous copy: the library knows no strides."""
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
@@ -85,10 +85,10 @@ def _bytes(name: str, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _checked_planes(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    planes = _bytes("planes", planes)
+    planes = checked_bytes("planes", planes)
     if planes.ndim != 2:
         raise ValueError(f"planes must have shape (bits, ceil(m/8)), not {planes.shape}")
-    _checked_bits(planes.shape[0])
+    checked_bits(planes.shape[0])
     return planes
 
 

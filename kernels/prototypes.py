@@ -107,6 +107,29 @@ class FedmpqNormalize(CStruct):
     ]
 
 
+class FedmpqChannelMap(CStruct):
+    elements = {"scale": "float32", "offset": "float32", "gamma": "float32", "beta": "float32", "unit": "float32", "sums": "float64", "statistics": "float64", "t_scale": "float32", "t_shift": "float32", "norm": "float32", "bias": "float32", "gain": "float32"}
+    _fields_ = [
+        ("channels", c_int32),
+        ("count", c_int64),
+        ("eps", c_double),
+        ("scale", c_void_p),
+        ("offset", c_void_p),
+        ("gamma", c_void_p),
+        ("beta", c_void_p),
+        ("unit", c_void_p),
+        ("sums", c_void_p),
+        ("statistics", c_void_p),
+        ("mean_at", c_int64),
+        ("variance_at", c_int64),
+        ("t_scale", c_void_p),
+        ("t_shift", c_void_p),
+        ("norm", c_void_p),
+        ("bias", c_void_p),
+        ("gain", c_void_p),
+    ]
+
+
 class FedmpqUpdate(CStruct):
     elements = {"step": "float32", "rate": "float32", "momentum_scales": "float32", "fractions": "int8", "pull": "float32"}
     _fields_ = [
@@ -163,6 +186,21 @@ PROTOTYPES = {
         Argument("first", c_int64),
         Argument("count", c_int64),
         Argument("out", c_void_p, "float64"),)),
+    "fedmpq_whole_products": Prototype(c_int32, (
+        Argument("numbers", c_void_p, "float64"),
+        Argument("rows", c_int64),
+        Argument("columns", c_int64),
+        Argument("upper", c_void_p, "int64"),
+        Argument("lower", c_void_p, "int64"),)),
+    "fedmpq_code_changes": Prototype(c_int32, (
+        Argument("sent", c_void_p, "uint8"),
+        Argument("trained", c_void_p, "uint8"),
+        Argument("fractions", c_void_p, "int8"),
+        Argument("rows", c_int64),
+        Argument("row", c_int64),
+        Argument("bits", c_int32),
+        Argument("steps", c_void_p, "int32"),
+        Argument("codes", c_void_p, "uint8"),)),
     "fedmpq_places": Prototype(c_int32, (
         Argument("weights", c_void_p, "float32"),
         Argument("codes", c_void_p, "uint8"),
@@ -171,14 +209,39 @@ PROTOTYPES = {
         Argument("row", c_int64),
         Argument("bits", c_int32),
         Argument("places", c_void_p, "int32"),)),
-    "fedmpq_grid_errors": Prototype(c_int32, (
+    "fedmpq_grid_noise": Prototype(c_int32, (
         Argument("rows", c_void_p, "float32"),
         Argument("count", c_int64),
         Argument("length", c_int64),
         Argument("steps", c_void_p, "float32"),
-        Argument("candidates", c_int64),
         Argument("bits", c_int32),
-        Argument("errors", c_void_p, "float32"),)),
+        Argument("noise", c_void_p, "float64"),)),
+    "fedmpq_least_error_grids": Prototype(c_int32, (
+        Argument("weights", c_void_p, "float32"),
+        Argument("size", c_int64),
+        Argument("starts", c_void_p, "int64"),
+        Argument("counts", c_void_p, "int64"),
+        Argument("lengths", c_void_p, "int64"),
+        Argument("bits", c_void_p, "int32"),
+        Argument("grids", c_int64),
+        Argument("searched", c_int64),
+        Argument("threads", c_int32),
+        Argument("firsts", c_void_p, "int64"),
+        Argument("room", c_int64),
+        Argument("steps", c_void_p, "float32"),
+        Argument("noise", c_void_p, "float64"),)),
+    "fedmpq_encode_codes": Prototype(c_int64, (
+        Argument("codes", c_void_p, "uint8"),
+        Argument("n", c_int64),
+        Argument("bits", c_int32),
+        Argument("coded", c_void_p, "uint8"),
+        Argument("room", c_int64),)),
+    "fedmpq_decode_codes": Prototype(c_int32, (
+        Argument("coded", c_void_p, "uint8"),
+        Argument("length", c_int64),
+        Argument("n", c_int64),
+        Argument("bits", c_int32),
+        Argument("codes", c_void_p, "uint8"),)),
     "fedmpq_philox4x32": Prototype(c_int32, (
         Argument("counter", c_void_p, "uint32"),
         Argument("key", c_void_p, "uint32"),
@@ -283,6 +346,33 @@ PROTOTYPES = {
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),
         Argument("greatest", c_void_p, "float32"),)),
+    "fedmpq_integer_weights": Prototype(c_int32, (
+        Argument("codes", c_void_p, "uint8"),
+        Argument("count", c_int64),
+        Argument("bits", c_uint32),
+        Argument("out", c_void_p, "int8"),)),
+    "fedmpq_map_channels": Prototype(c_int32, (
+        Argument("map", FedmpqChannelMap),
+        Argument("source", c_float),
+        Argument("target", c_float),)),
+    "fedmpq_side_gradients": Prototype(c_int32, (
+        Argument("sums", c_void_p, "float64"),
+        Argument("channels", c_int32),
+        Argument("count", c_int64),
+        Argument("below", c_int32),
+        Argument("clip", c_void_p, "float32"),
+        Argument("shift", c_void_p, "float32"),
+        Argument("scale", c_void_p, "float32"),
+        Argument("mean_g", c_void_p, "float32"),
+        Argument("mean_gx", c_void_p, "float32"),)),
+    "fedmpq_error_scales": Prototype(c_int32, (
+        Argument("greatest", c_void_p, "float32"),
+        Argument("images", c_int32),
+        Argument("source", c_float),
+        Argument("weight_scale", c_void_p, "float32"),
+        Argument("channels", c_int32),
+        Argument("numbers", c_void_p, "float32"),
+        Argument("scales", c_void_p, "float32"),)),
     "fedmpq_quantize_error": Prototype(c_int32, (
         Argument("error", c_void_p, "uint16"),
         Argument("images", c_int32),

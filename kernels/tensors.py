@@ -187,11 +187,14 @@ class CodeUpdate(FedmpqUpdate):
 
 @dataclass(frozen=True)
 class Counter:
-    """Where in the random numbers of a run a draw stands."""
+    """Where in the random numbers of a run a draw stands.
 
-    seed: int
-    client: int
-    round: int
+    Seed, client and round may be ctypes numbers, which are read when a call is made.
+    """
+
+    seed: int | c_uint32
+    client: int | c_uint32
+    round: int | c_uint32
     layer: int
     step: int
 
@@ -217,6 +220,11 @@ class MomentumBuffer:
         if bits == 8:
             return cls(bits, np.zeros(blocks * MOMENTUM_BLOCK, np.int8), np.zeros(blocks, np.float32))
         return cls(0, np.zeros(0, np.int8), np.zeros(0, np.float32))
+
+    def clear(self) -> None:
+        """No momentum any more."""
+        self.codes[...] = 0
+        self.scales[...] = 0
 
 
 @dataclass(frozen=True)

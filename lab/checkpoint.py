@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedmpq.lab.experiment import Experiment, make_experiment
+from fedmpq.lab.flights import flights_arrays, flights_meta, stored_flights, stored_records
+from fedmpq.lab.gathered import Flights
 from fedmpq.method.archive import Tensors
-from fedmpq.method.state import ClientRecord, GlobalModel
+from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
 from fedmpq.system.durable_files import replacing
 
@@ -33,6 +35,8 @@ class Checkpoint:
     graph: Graph
     model: GlobalModel
     class_names: tuple[str, ...]
+    flights: Flights | None = None
+    """What is on its way in an asynchronous run."""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -45,6 +49,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "round": model.round,
         "bit_widths": model.bit_widths,
         "clients": [asdict(client) for client in model.clients],
+        **flights_meta(checkpoint.flights),
     }
     target = folder / FILE_NAME
     with replacing(target, private=False) as file:
@@ -53,6 +58,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             graph=_as_array(checkpoint.graph.to_bytes()),
             meta=_as_array(json.dumps(meta).encode()),
             **Tensors.of(model).to_arrays(),
+            **flights_arrays(checkpoint.flights),
         )
     return target
 
@@ -81,14 +87,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _from_arrays(meta: dict[str, Any], arrays: dict[str, Any]) -> Checkpoint:
-    clients = tuple(
-        ClientRecord(**{**record, "dealt": _widths(record["dealt"]), "returned": _widths(record["returned"])})
-        for record in meta["clients"]
-    )
+    clients = stored_records(meta["clients"])
     graph = Graph.from_bytes(bytes(arrays["graph"]))
     tensors = Tensors.from_arrays(graph, arrays)
     model = tensors.after(meta["round"], tuple(meta["bit_widths"]), clients)
-    return Checkpoint(make_experiment(meta["experiment"]), graph, model, tuple(meta["class_names"]))
+    experiment = make_experiment(meta["experiment"])
+    flights = stored_flights(graph, meta, arrays)
+    return Checkpoint(experiment, graph, model, tuple(meta["class_names"]), flights)
 
 
 def _check(checkpoint: Checkpoint) -> None:
@@ -112,7 +117,3 @@ def _check(checkpoint: Checkpoint) -> None:
 
 def _as_array(data: bytes) -> Any:
     return np.frombuffer(data, dtype=np.uint8)
-
-
-def _widths(stored: list[int] | None) -> tuple[int, ...] | None:
-    return None if stored is None else tuple(stored)

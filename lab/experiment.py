@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedmpq.lab.boards import Boards, BoardsError, VirtualClock, boards_text
 from fedmpq.method import settings as method_settings
 from fedmpq.method.setting import FLEET, LOCAL, WHAT, setting
 from fedmpq.method.settings import MethodSettings, typed_settings
@@ -45,6 +46,9 @@ class Experiment(MethodSettings):
     partition: str | None = setting(
         None, FLEET, "which samples each client has, by your own function", metavar="MODULE:FUNCTION"
     )
+    boards: str | None = setting(
+        None, FLEET, "how fast boards compute and communicate, for the virtual clock", metavar="FILE.toml"
+    )
     engine: str = setting(DEFAULT_ENGINE, LOCAL, "what computes", choices=engine_names())
 
     def __post_init__(self) -> None:
@@ -56,6 +60,25 @@ class Experiment(MethodSettings):
             raise ExperimentError(f"alpha = {self.alpha} must be positive (inf for an even split)")
         if not 0 < self.participation <= 1:
             raise ExperimentError(f"participation = {self.participation} is outside 0 < participation <= 1")
+
+        self._check_clock()
+
+    def _check_clock(self) -> None:
+        if self.boards is not None:
+            try:
+                Boards.from_text(self.boards)
+            except BoardsError as error:
+                raise ExperimentError(f"boards: {error}") from None
+        elif self.asynchronous is not None:
+            raise ExperimentError(
+                "asynchronous needs boards, by whose speeds it is decided which change comes first; "
+                "give --boards FILE.toml"
+            )
+        if self.asynchronous is not None and self.asynchronous > self.clients:
+            raise ExperimentError(
+                f"asynchronous = {self.asynchronous} changes a merge, and there are {self.clients} clients, "
+                "each of which gives one of every version of the model at most"
+            )
 
     def _check_budgets(self) -> None:
         if not self.budgets:
@@ -91,6 +114,11 @@ class Experiment(MethodSettings):
         return max(1, math.floor(self.participation * self.clients + 0.5))
 
     @property
+    def clock(self) -> VirtualClock | None:
+        """How long its boards take; None: nothing is said of them."""
+        return None if self.boards is None else VirtualClock(Boards.from_text(self.boards), self.seed)
+
+    @property
     def label(self) -> str:
         """`method`, with whatever sets it apart from its plain form."""
         # A method of one's own goes by its class; labels name folders.
@@ -99,6 +127,8 @@ class Experiment(MethodSettings):
             parts.append(self.profile)
         if self.method == "fedmpq" and self.ablation != "all":
             parts.append(self.ablation)
+        if self.asynchronous is not None:
+            parts.append(f"async{self.asynchronous}")
         return "-".join(parts)
 
     @property
@@ -110,9 +140,15 @@ class Experiment(MethodSettings):
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:
     """An experiment from plain settings; an unknown name is an error that suggests the nearest known one.
 
-    `clients`, if given, must equal the number of budgets.
+    `clients`, if given, must equal the number of budgets. `boards` may be a TOML file, whose content is kept,
+    or what would be in it.
     """
     plain = dict(settings)
+    if plain.get("boards") is not None:
+        try:
+            plain["boards"] = boards_text(plain["boards"])
+        except BoardsError as error:
+            raise ExperimentError(f"boards: {error}") from None
     clients = plain.pop("clients", None)
     _check_list_of_budgets(plain.get("budgets", PAPER_BUDGETS))
     values = typed_settings(Experiment, plain)

@@ -86,6 +86,14 @@ def chosen(experiment: Experiment, parts: Parts, model: GlobalModel) -> list[Cli
     return [known.get(one) or _record(experiment, parts, one) for one in numbers]
 
 
+def record_of(experiment: Experiment, parts: Parts, model: GlobalModel, client: int) -> ClientRecord:
+    """What the model knows of a client, or what there is to know of one that was never chosen."""
+    if experiment.population is None:
+        return model.clients[client]
+    known = (record for record in model.clients if record.client == client)
+    return next(known, None) or _record(experiment, parts, client)
+
+
 def drawn_numbers(seed: int, round_number: int, population: int, count: int) -> list[int]:
     """`count` of the numbers below `population`, without replacement, in ascending order.
 

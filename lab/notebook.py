@@ -47,6 +47,7 @@ def simulate(
     overwrite: bool = False,
     workers: int | None = None,
     on: str = PROCESSES,
+    boards: str | Path | Mapping[str, Any] | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Run:
@@ -57,10 +58,11 @@ def simulate(
     pairs, arrays `(samples, labels)`, or a pair of two of these: training and test. Without test images a
     tenth is kept for it. `method` is a name, or a class of your own (see `fedmpq.QuantizedMethod`). `folder`
     keeps the run; without one it is gone when the program ends. Clients train in `workers` processes, by
-    default one a core; with `on="ray"` on Ray, with `on="ray://HOST:PORT"` on that cluster. Other settings
-    are those of `fedmpq simulate`, such as `epochs=2`.
+    default one a core; with `on="ray"` on Ray, with `on="ray://HOST:PORT"` on that cluster. `boards` says how
+    fast clients would be, for a virtual clock: a TOML file, or its tables such as `{"spread": 10}`. Other
+    settings are those of `fedmpq simulate`, such as `epochs=2`.
     """
-    experiment = make_experiment(_named(model, data, budgets, rounds, method, settings))
+    experiment = make_experiment(_named(model, data, budgets, rounds, method, {**settings, "boards": boards}))
     train, test = _loaded(data, experiment)
     place = _place(folder, resume, overwrite)
     own = None if isinstance(method, str) else method

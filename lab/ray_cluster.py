@@ -22,6 +22,11 @@ _LOOPBACK = {"127.0.0.1", "::1"}
 _LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Off, a node has the loopback address and all its servers listen there; Ray reads it when it is imported."""
 
+JOINS = 3
+"""Attempts to join a cluster whose head fails to start what is to serve this program. That is a process of
+its own for every client, and on a busy machine one was seen never to begin."""
+_NOT_SERVED = "Initialization failure from server"
+
 
 class Cluster:
     """Ray, connected to a cluster until `close`."""
@@ -115,14 +120,21 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
+def _connected(ray: Any, address: str) -> Any:
+    for left in reversed(range(JOINS)):
+        try:
+            return ray.init(address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            said = " ".join(str(error).split())[:500]
+            if left and _NOT_SERVED in said:
+                continue
+            raise WorkerError(f"there is no Ray cluster at {address} that can be joined: {said}") from None
+    raise AssertionError("the last attempt returns or raises")
+
+
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
-    ray = _ray()
-    try:
-        connection = ray.init(address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        said = " ".join(str(error).split())[:500]
-        raise WorkerError(f"there is no Ray cluster at {address} that can be joined: {said}") from None
+    connection = _connected(_ray(), address)
     try:
         yield
     finally:

@@ -30,6 +30,8 @@ class Summary:
     deployed: dict[str, float]
     mean_deployed: float
     metric: str = "accuracy"
+    virtual_time: float | None = None
+    """When the run was over by the virtual clock, in seconds; None: it has none."""
 
     @classmethod
     def of(cls, results: Sequence[RoundResult], tail: int) -> Summary:
@@ -39,6 +41,7 @@ class Summary:
             deployed={b: float(np.mean([result.deployed[b] for result in last])) for b in last[-1].deployed},
             mean_deployed=float(np.mean([result.mean_deployed for result in last])),
             metric=results[-1].metric,
+            virtual_time=results[-1].virtual_time,
         )
 
 
@@ -68,6 +71,8 @@ def round_line(result: RoundResult, rounds: int) -> str:
         parts.append(f"mean {number(shares.mean_deployed)}")
         parts += [f"{name} {value:.4g}" for name, value in shares.others.items()]
     parts += [f"loss {result.loss:.3f}", f"up {size(result.bytes_up)}", f"{result.seconds:.1f} s"]
+    if result.virtual_time is not None:
+        parts.append(f"virtual time {result.virtual_time:.1f} s")
     return "  ".join(parts)
 
 
@@ -84,10 +89,17 @@ def summary_table(summaries: Mapping[str, Sequence[Summary]], tail: int) -> Tabl
     table.add_column("method", no_wrap=True)
     for heading in ("W", *(f"{budget} bit" for budget in budgets), "mean deployed"):
         table.add_column(heading, justify="right", no_wrap=heading != "mean deployed")
+    timed = any(run.virtual_time is not None for runs in summaries.values() for run in runs)
+    if timed:
+        table.add_column("virtual time", justify="right")
     for method, runs in summaries.items():
         cells = [_cell([run.accuracy for run in runs], metric)]
         cells += [_cell([run.deployed[b] for run in runs if b in run.deployed], metric) for b in budgets]
-        table.add_row(method, *cells, _cell([run.mean_deployed for run in runs], metric))
+        cells.append(_cell([run.mean_deployed for run in runs], metric))
+        if timed:
+            times = [run.virtual_time for run in runs if run.virtual_time is not None]
+            cells.append(f"{np.mean(times):.1f} s" if times else NO_VALUE)
+        table.add_row(method, *cells)
     return table
 
 
@@ -118,6 +130,7 @@ def plot_run(rounds: Sequence[RoundFacts], layer_names: Sequence[str], title: st
         points = [(facts.round, facts.accuracy) for facts in measured]
         _curve(axes[0], metric, points, "W (full precision)", "black", dashes=(4, 2))
     _metric_axes(axes[0], metric)
+    _virtual_axis(axes[0], rounds)
     if budgets:
         widths = np.array([facts.bit_widths for facts in rounds]).T
         _heat_map(axes[1], widths, [facts.round for facts in rounds], layer_names)
@@ -146,8 +159,9 @@ def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: 
     figure = Figure(figsize=(12.0, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     metric = metric_named(next(seed[-1].metric for seeds in runs.values() for seed in seeds))
+    timed = all(one.virtual_time is not None for seeds in runs.values() for seed in seeds for one in seed)
     for method, seeds in runs.items():
-        rounds = [number for number, _ in evaluated(seeds[0])]
+        rounds = _places(seeds, timed)
         shares = [[share for _, share in evaluated(seed)] for seed in seeds]
         for axes, values in (
             (left, [[metric.factor * share.mean_deployed for share in seed] for seed in shares]),
@@ -161,15 +175,26 @@ def plot_comparison(runs: Mapping[str, Sequence[Sequence[RoundResult]]], title: 
     _metric_axes(left, metric)
     _metric_axes(right, metric)
     right.set_ylabel("")
+    if timed:
+        left.set_xlabel("virtual time, s")
+        right.set_xlabel("virtual time, s")
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
+
+
+def _places(seeds: Sequence[Sequence[RoundResult]], timed: bool) -> list[float]:
+    """Where the evaluated rounds stand: by their numbers, or by the virtual clock, the mean over seeds."""
+    numbers = [number for number, _ in evaluated(seeds[0])]
+    if not timed:
+        return [float(number) for number in numbers]
+    return [float(np.mean([seed[number - 1].virtual_time or 0.0 for seed in seeds])) for number in numbers]
 
 
 _COLORS = "plasma_r"
 _MARKED_ROUNDS = 12
 
 
-def _line(rounds: Sequence[int]) -> dict[str, Any]:
+def _line(rounds: Sequence[float]) -> dict[str, Any]:
     """A single round has no line to draw, and a few are read off more easily with a mark at each."""
     return {"lw": 1.6, "marker": "o" if len(rounds) <= _MARKED_ROUNDS else None, "ms": 3.5}
 
@@ -182,6 +207,25 @@ def _metric_axes(axes: Axes, metric: Metric) -> None:
     axes.set_ylabel(f"test {metric.heading}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
+
+
+def _virtual_axis(axes: Axes, rounds: Sequence[RoundFacts]) -> None:
+    """The virtual clock above the rounds, where there is one."""
+    known = [(facts.round, facts.virtual_time) for facts in rounds if facts.virtual_time is not None]
+    if not known:
+        return
+    numbers, times = ([0.0, *column] for column in zip(*known, strict=True))
+    above = axes.secondary_xaxis(
+        "top", functions=(lambda x: _extended(x, numbers, times), lambda t: _extended(t, times, numbers))
+    )
+    above.set_xlabel("virtual time, s")
+
+
+def _extended(at: Any, known: Sequence[float], values: Sequence[float]) -> Any:
+    """`values` between the points that are known, and straight on beyond the first and the last of them."""
+    slope = (values[-1] - values[0]) / max(known[-1] - known[0], 1e-12)
+    beyond = np.minimum(at - known[0], 0.0) + np.maximum(at - known[-1], 0.0)
+    return np.interp(at, known, values) + slope * beyond
 
 
 def _heat_map(axes: Axes, widths: NDArray[Any], rounds: Sequence[int], layer_names: Sequence[str]) -> None:

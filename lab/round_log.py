@@ -48,6 +48,10 @@ class RoundResult:
     """What each client of the round was dealt and sent."""
     metric: str = "accuracy"
     """By which models are evaluated, see `model.metrics`."""
+    virtual_seconds: float | None = None
+    """What the round took by the virtual clock of `boards`; None: there is none."""
+    virtual_time: float | None = None
+    """When it was over by that clock, from the start of the run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Flat, as a line of the log has it."""
@@ -87,6 +91,7 @@ class RoundResult:
             seconds=self.seconds,
             phases=self.phases,
             clients=known,
+            virtual_time=self.virtual_time,
         )
 
 

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
-from fedmpq.exchange.messages import Assignment, Calibration, Update
+from fedmpq.exchange.messages import Assignment, Calibration, Update, bit_widths
 from fedmpq.exchange.wire import sent_bytes
 from fedmpq.lab.round_log import client_name
 from fedmpq.method.history import ClientFacts
 from fedmpq.model.graph import Graph
 
 
-def part_of(graph: Graph, sent: Assignment | FloatAssignment, returned: Update | FloatUpdate) -> ClientFacts:
-    """One client's part in a round."""
-    layers = [sent.layers[node.name] for node in graph.layers] if isinstance(sent, Assignment) else []
-    return ClientFacts(
-        returned.client,
-        client_name(returned.client),
-        "trained",
-        bit_widths=tuple(layer.bits for layer in layers),
-        bytes_up=counted_bytes(graph, returned),
-        bytes_down=counted_bytes(graph, sent),
-    )
+class RoundParts:
+    """Counts the parts of a round's clients; what several are sent in common is counted once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._found: dict[tuple[int, ...], int] = {}
+
+    def part(self, sent: Assignment | FloatAssignment, returned: Update | FloatUpdate) -> ClientFacts:
+        """One client's part; what it was sent lives as long as this."""
+        return ClientFacts(
+            returned.client,
+            client_name(returned.client),
+            "trained",
+            bit_widths=_widths(self._graph, sent),
+            bytes_up=counted_bytes(self._graph, returned),
+            bytes_down=self._sent_bytes(sent),
+        )
+
+    def _sent_bytes(self, assignment: Assignment | FloatAssignment) -> int:
+        if isinstance(assignment, FloatAssignment):
+            return counted_bytes(self._graph, assignment)
+        key = id(assignment.side), *map(id, assignment.layers.values())
+        if key not in self._found:
+            self._found[key] = counted_bytes(self._graph, assignment)
+        return self._found[key]
+
+
+def _widths(graph: Graph, sent: Assignment | FloatAssignment) -> tuple[int, ...]:
+    return () if isinstance(sent, FloatAssignment) else bit_widths(graph, sent.layers)
 
 
 def counted_bytes(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -21,18 +21,23 @@ from fedmpq.data.named import load_measured
 from fedmpq.data.samples import Samples
 from fedmpq.data.tasks import trained_on
 from fedmpq.data.value_range import BOARDS, ValueRange, agreed_range, parse_range
+from fedmpq.exchange.messages import Assignment, Update
+from fedmpq.lab.asynchronous import Asynchronous
+from fedmpq.lab.boards import micros, seconds
 from fedmpq.lab.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedmpq.lab.experiment import Experiment, ExperimentError
 from fedmpq.lab.first_model import make_graph, seeded_module
-from fedmpq.lab.fleet import chosen, evaluated, first_clients, knowing, parts_of
+from fedmpq.lab.fleet import evaluated, first_clients, parts_of
+from fedmpq.lab.gathered import Flights, Source
 from fedmpq.lab.pool import PROCESSES, Parts, Pool, Returned, Sent, require_place
 from fedmpq.lab.probes import Probe, probes_of
 from fedmpq.lab.ray_pool import RayPool
 from fedmpq.lab.round_log import Accuracies, RoundResult, append_result, logged_results, write_log
-from fedmpq.lab.round_parts import counted_bytes, part_of
+from fedmpq.lab.round_parts import counted_bytes
+from fedmpq.lab.synchronous import Synchronous
 from fedmpq.lab.workers import WorkerPool
 from fedmpq.method.protocol import Method
-from fedmpq.method.registry import MakesMethod, float_method, integer_method
+from fedmpq.method.registry import MakesMethod, buffering_method, float_method, integer_method
 from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.metrics import METRICS
 from fedmpq.model.module_state import initial_state
@@ -163,11 +168,14 @@ def _run(
     pool: Pool[Sent, Returned] = _opened(prepared, workers, on)
     with closing(pool):
         model = checkpoint.model
+        began = micros(results[-1].virtual_time or 0.0) if results else 0
+        source = _source(method, prepared, pool, began)
         while model.round < experiment.rounds:
-            model, result = _round(method, model, prepared, pool, listener)
-            # The log first: a result without its checkpoint is cut off on resuming; the reverse is lost.
+            model, result = _round(method, model, prepared, pool, source, listener)
+            # The log first: a result without its checkpoint is cut off on resuming; the reverse is lost. And
+            # both before anybody is told: a round that was told of is never trained again.
             append_result(folder, result)
-            save_checkpoint(folder, replace(checkpoint, model=model))
+            save_checkpoint(folder, replace(checkpoint, model=model, flights=source.flights()))
             results.append(result)
             listener(
                 Progress(model.round, experiment.rounds, len(result.clients), len(result.clients), result)
@@ -182,6 +190,18 @@ def _opened(prepared: Prepared, workers: int | None, on: str) -> Pool[Sent, Retu
     if on == PROCESSES:
         return WorkerPool(experiment, graph, *data, workers, module)
     return RayPool(experiment, graph, *data, workers, module, on=on)
+
+
+def _source(
+    method: Method[Sent, Returned], prepared: Prepared, pool: Pool[Sent, Returned], began: int
+) -> Source:
+    """What gathers the changes of every merge: rounds, or boards as they are ready."""
+    experiment, clock = prepared.experiment, prepared.experiment.clock
+    if experiment.asynchronous is None or clock is None:
+        return Synchronous(method, experiment, prepared.parts, pool, clock, began)
+    flights = prepared.start.flights or Flights()
+    integers = cast("Pool[Assignment, Update]", pool)
+    return Asynchronous(buffering_method(method), experiment, prepared.parts, integers, clock, flights)
 
 
 def load_data(experiment: Experiment, source: DataSource | None = None) -> tuple[Dataset, Dataset]:
@@ -240,48 +260,46 @@ def _round(
     model: GlobalModel,
     prepared: Prepared,
     pool: Pool[Sent, Returned],
+    source: Source,
     listener: Listener,
 ) -> tuple[GlobalModel, RoundResult]:
     clock, experiment = Stopwatch(), prepared.experiment
     number = model.round + 1
-    selected = chosen(experiment, prepared.parts, model)
-    model = knowing(model, selected)
-    assignments = [method.assign(model, client) for client in selected]
-    updates = []
-    listener(Progress(number, experiment.rounds, 0, len(selected)))
-    for update in pool.train(assignments):
-        updates.append(update)
-        listener(Progress(number, experiment.rounds, len(updates), len(selected)))
-    # They come as they are ready; a sum in that order would differ in its last bits from run to run.
-    updates.sort(key=lambda update: update.client)
+    began = source.now
+
+    def tell(done: int, selected: int) -> None:
+        listener(Progress(number, experiment.rounds, done, selected))
+
+    gathered = source.gather(model, tell)
     clock.end("training")
-    merged = method.merge(model, updates)
+    merged = gathered.merge()
     clock.end("merging")
     evaluates = experiment.evaluates(number)
     measured = Measured(merged)
     if evaluates and method.calibrates:
         # Those of the round are at hand; what the run ends with, all measure, unless they are a population.
         everybody = number >= experiment.rounds and experiment.population is None
-        measured = _calibrate(method, merged, pool, merged.clients if everybody else selected)
+        measured = _calibrate(method, merged, pool, merged.clients if everybody else gathered.clients)
     merged = measured.model
     clock.end("calibrating")
     accuracies = _evaluate(method, merged, experiment, pool) if evaluates else None
     clock.end("measuring")
-    samples = {client.client: client.samples for client in selected}
-    assignments.sort(key=lambda assignment: assignment.client)
-    parts = tuple(part_of(method.graph, *both) for both in zip(assignments, updates, strict=True))
+    losses, samples = zip(*gathered.losses, strict=True)
+    timed = experiment.clock is not None
     return merged, RoundResult(
         round=number,
         accuracies=accuracies,
-        loss=float(np.average([u.loss for u in updates], weights=[samples[u.client] for u in updates])),
-        bytes_up=sum(part.bytes_up for part in parts) + measured.bytes_up,
-        bytes_down=sum(part.bytes_down for part in parts) + measured.bytes_down,
-        clients=tuple(client.client for client in selected),
+        loss=float(np.average(losses, weights=samples)),
+        bytes_up=sum(part.bytes_up for part in gathered.parts) + measured.bytes_up,
+        bytes_down=sum(part.bytes_down for part in gathered.parts) + measured.bytes_down,
+        clients=tuple(client.client for client in gathered.clients),
         bit_widths=merged.bit_widths,
         seconds=sum(clock.seconds.values()),
         phases=clock.seconds,
-        parts=parts,
+        parts=gathered.parts,
         metric=METRICS[experiment.task].key,
+        virtual_seconds=seconds(source.now - began) if timed else None,
+        virtual_time=seconds(source.now) if timed else None,
     )
 
 

@@ -38,6 +38,8 @@ class ClientFacts:
     """What it was dealt, layer by layer; empty in full precision."""
     bytes_up: int = 0
     bytes_down: int = 0
+    staleness: int = 0
+    """Merges between the model that it was sent and the one that its change was merged into."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class RoundFacts:
     """By which models are measured, see `model.metrics`; it names columns."""
     others: Mapping[str, float] = field(default_factory=dict)
     """Other metrics of what devices run, by name: means over the clients."""
+    virtual_time: float | None = None
+    """Seconds since the run began by a simulation's virtual clock; None: it has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them; the metric goes by its name."""
@@ -85,13 +89,20 @@ class RoundFacts:
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "clients": outcomes.count("trained"),
+            **self._staleness(),
             "late": outcomes.count("late"),
             "rejected": outcomes.count("rejected"),
             "declined": outcomes.count("declined"),
             "bit_widths": self.bit_widths,
             "seconds": self.seconds,
             **{f"seconds_{phase}": self.phases.get(phase) for phase in PHASES},
+            **({} if self.virtual_time is None else {"virtual_time": self.virtual_time}),
         }
+
+    def _staleness(self) -> dict[str, float]:
+        """The mean of what was merged, where merges are asynchronous and some of it was of earlier ones."""
+        ages = [one.staleness for one in self.clients if one.outcome == "trained"]
+        return {"staleness": sum(ages) / len(ages)} if any(ages) else {}
 
 
 class History(Sequence[Row]):

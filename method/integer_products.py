@@ -1,9 +1,7 @@
 """Scalar products of what boards have changed, on whole numbers: the same on every machine.
 
-A matrix product of float64 is exact, whatever order a library adds in, as long as every sum is a whole
-number below 2^53. So columns are taken as many at a time as the largest change allows, and their products are
-added as two int64, the upper bits and the lower. Units are multiplied in at the end, one row of the layer
-after the other.
+A kernel adds them up (`fedmpq_whole_products`), exactly, as two int64, the upper bits and the lower. Units
+are multiplied in at the end, one row of the layer after the other.
 """
 
 from __future__ import annotations
@@ -13,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels.changes import Changes
+from fedmpq.kernels.changes import Changes, add_whole_products
 from fedmpq.method.origins import Origin
 from fedmpq.model.quantized import PackedLayer
 
 _COLUMNS = 1 << 14
-_EXACT = 1 << 53
 _LOWER = 26
 
 
@@ -57,12 +54,6 @@ def _whole_products(groups: Sequence[Changes], start: int, stop: int) -> NDArray
         for changes in groups:
             changes.write(first, count, columns[row : row + changes.boards])
             row += changes.boards
-        greatest = max(1, int(columns.max()), -int(columns.min()))
-        together = max(1, _EXACT // greatest**2)
-        for place in range(0, count, together):
-            part = columns[:, place : place + together]
-            whole = (part @ part.T).astype(np.int64)
-            upper += whole >> _LOWER
-            lower += whole & ((1 << _LOWER) - 1)
-    found: NDArray[np.float64] = np.ldexp(upper.astype(np.float64), _LOWER) + lower
-    return found
+        add_whole_products(columns, upper, lower)
+    below: NDArray[np.float64] = np.ldexp(upper.astype(np.float64), _LOWER) + lower
+    return below + np.tril(below, -1).T

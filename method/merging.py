@@ -34,10 +34,9 @@ from fedmpq.method.robust import (
     Changes,
     Votes,
     limited_weights,
+    merged_sides,
     middle_changes,
-    summed,
     votes,
-    within_majority,
 )
 from fedmpq.method.round_quantizer import RoundQuantizer
 from fedmpq.method.state import ClientRecord, GlobalModel
@@ -163,6 +162,11 @@ class Answers:
         """In the order of clients."""
         return [self._senders[client] for client in sorted(self._senders)]
 
+    @property
+    def sides(self) -> list[Side]:
+        """What they returned beside their layers, in the same order."""
+        return [self._sides[client] for client in sorted(self._sides)]
+
     def check_samples(self) -> None:
         """Refuse a round in which nobody has trained on anything."""
         if not any(self._merging.share(one) * one.samples > 0 for one in self._senders.values()):
@@ -171,10 +175,7 @@ class Answers:
     def next_model(self, weights: NDArray[np.float64], new: Weights) -> GlobalModel:
         """The model with these layers; clients, in order, count by `weights` in all else."""
         merging, model = self._merging, self._merging.model
-        sides: Sequence[Side] = [self._sides[client] for client in sorted(self._sides)]
-        if merging.recipe.aggregation != "mean":
-            sides = within_majority(sides)
-        new_side = summed(weights, sides).mean()
+        new_side = merged_sides(weights, self.sides, robust=merging.recipe.aggregation != "mean")
         # Nobody has trained these; an average of their quantized forms would move them all the same.
         new |= {name: model.weights[name] for name in merging.graph.frozen_layers}
         new_side |= {name: model.side[name] for name in merging.graph.frozen_side}

@@ -113,7 +113,7 @@ class Origin:
             raise MergeError(
                 f"layer {self.layer!r} came back with {layer.bits} bits; it was dealt {self.bits}"
             )
-        elif not ((layer.step == np.rint(layer.step)) & (layer.step >= 1)).all():
+        elif not _are_whole(layer.step):
             raise MergeError(
                 f"the change of layer {self.layer!r} has a step that is no whole number from 1 up"
             )
@@ -128,6 +128,14 @@ class Origin:
         else:
             steps = np.ones((len(returned), rows), np.int32)
         return Changes(planes, steps, self.places, self.carried)
+
+
+def _are_whole(steps: NDArray[np.float32]) -> bool:
+    """Whether each is a whole number from 1 up; most layers have a single step."""
+    if steps.size == 1:
+        step = float(steps.reshape(-1)[0])
+        return step >= 1 and step.is_integer()
+    return bool(((steps == np.rint(steps)) & (steps >= 1)).all())
 
 
 def greatest_step(bits: int) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.method.pruning_growing import deal_best
 from fedmpq.method.recipe import Recipe
 from fedmpq.method.round_quantizer import RoundQuantizer
 from fedmpq.model.activations import code_bounds
@@ -56,7 +55,7 @@ def quantize_model(
     side = trained.side | fitted_clips(graph, trained.weights, trained.side, images[:CLIP_IMAGES])
     recipe = Recipe("least_error", "least_error", "deltas", per_channel=True)
     quantizer = RoundQuantizer(graph, trained.weights, side, recipe)
-    layers = quantizer.layers(deal_best(graph.layer_sizes, quantizer.error, budget))
+    layers = quantizer.layers(quantizer.dealt(budget))
     if statistics_names(graph):
         side = side | measure(graph, layers, side, _batches(images[:STATISTICS_IMAGES]))
     return DeployedModel(graph, layers, side, class_names, {"budget": budget})

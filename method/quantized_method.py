@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from fedmpq.exchange.messages import Assignment, Calibration, Update
 from fedmpq.method.aggregate import MergeError, participation_weights
+from fedmpq.method.buffered_merge import BufferedMerge, Version
 from fedmpq.method.merging import MergingRound, in_order, merge_by_rule
-from fedmpq.method.pruning_growing import deal_best, deal_paper
+from fedmpq.method.pruning_growing import deal_paper
 from fedmpq.method.recipe import Recipe
 from fedmpq.method.robust import limited_weights, within_majority
 from fedmpq.method.round_quantizer import RoundQuantizer
@@ -138,12 +139,24 @@ class QuantizedMethod:
         """A merge by the plain mean, to which updates are added as they arrive; `finish` gives the model."""
         return RunningMerge(self._merging(model))
 
-    def _merging(self, model: GlobalModel) -> MergingRound:
+    def version(self, model: GlobalModel) -> Version:
+        """The model as one that clients are sent while others come after it."""
+        return Version(model, self.quantizer(model))
+
+    def buffer(self, model: GlobalModel, versions: Mapping[int, Version]) -> BufferedMerge:
+        """A merge of changes of these versions of the model into `model`, to which they are added as they
+        arrive; `finish` gives the next version."""
+        known = {
+            number: self._merging(version.model, version.quantizer) for number, version in versions.items()
+        }
+        return BufferedMerge(self._merging(model), known)
+
+    def _merging(self, model: GlobalModel, quantizer: RoundQuantizer | None = None) -> MergingRound:
         return MergingRound(
             self.graph,
             self.recipe,
             model,
-            self.quantizer(model),
+            quantizer or self.quantizer(model),
             lambda client: self._dealt(model, client),
             self._share,
         )
@@ -219,7 +232,7 @@ def _deal_pruning_growing(
 
 
 def _deal_least_error(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:
-    return deal_best(method.graph.layer_sizes, method.quantizer(model).error, client.budget)
+    return method.quantizer(model).dealt(client.budget)
 
 
 def _deal_uniform(method: QuantizedMethod, model: GlobalModel, client: ClientRecord) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.method.robust import Aggregation
 from fedmpq.method.schedule import Schedule
+from fedmpq.method.staleness import Buffering
 from fedmpq.model.grid import StepRule
 
 Profile = Literal["paper", "best"]
@@ -49,6 +50,8 @@ class Recipe:
     activation_bits: int = 4
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     schedule: Schedule = field(default_factory=Schedule)
+    buffering: Buffering | None = None
+    """How changes of several versions of the model are merged; None: in rounds."""
 
     def plan_of(self, number: int) -> TrainingPlan:
         """How clients train in round `number`."""

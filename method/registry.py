@@ -38,6 +38,16 @@ def integer_method(settings: MethodSettings, graph: Graph, own: MakesMethod | No
     return QuantizedMethod(*arguments)
 
 
+def buffering_method(method: object) -> QuantizedMethod:
+    """The method, if it merges changes of several versions of the model as the built-in ones do."""
+    if not isinstance(method, QuantizedMethod) or type(method).merge is not QuantizedMethod.merge:
+        raise MethodError(
+            f"{type(method).__name__} merges by itself, and does not go with asynchronous, where changes of "
+            "several versions of the model are merged; use a QuantizedMethod without a merge of its own"
+        )
+    return method
+
+
 def float_method(settings: MethodSettings, graph: Graph) -> FloatMethod:
     """The method whose clients train in full precision."""
     return FloatMethod(graph, settings.float_recipe(), settings.seed)

@@ -30,7 +30,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.method.aggregate import WeightedSum
+from fedmpq.method.aggregate import MergeError, WeightedSum
 
 Aggregation = Literal["mean", "agreement", "trimmed_mean", "median", "krum", "multi_krum"]
 Array = NDArray[np.float64]
@@ -46,6 +46,7 @@ GROUP_BYTES = 1 << 24
 """Of changes held at a time while they are compared."""
 _SUSPECT_SHARE = 4
 _COLUMNS = 4096
+_JOINED = "side tensors"
 _DIGITS = 6
 """Of what a client counts: the last bits of a matrix product differ between machines, a merge must not."""
 
@@ -183,6 +184,30 @@ def within_majority(tensors: Sequence[Tensors]) -> list[dict[str, NDArray[np.flo
         for each, out in zip(tensors, kept, strict=True):
             out[name] = np.clip(each[name], low, high)
     return kept
+
+
+def merged_sides(weights: Array, sides: Sequence[Tensors], *, robust: bool) -> dict[str, NDArray[np.float32]]:
+    """The weighted mean of the clients' side tensors, in their order; if robust, `within_majority`.
+
+    Tensors are many and small: all of a client's are one while they are merged.
+    """
+    shapes = {name: tensor.shape for name, tensor in sides[0].items()}
+    rows = [_joined(shapes, side) for side in sides]
+    if robust:
+        rows = within_majority(rows)
+    mean = summed(weights, rows).mean()[_JOINED]
+    parts = np.split(mean, np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _joined(shapes: Mapping[str, tuple[int, ...]], side: Tensors) -> dict[str, NDArray[np.float32]]:
+    if {name: tensor.shape for name, tensor in side.items()} != shapes or not side:
+        raise MergeError("the side tensors of two updates differ in names or shapes; they are of one graph")
+    joined = np.concatenate([side[name].reshape(-1) for name in shapes])
+    if joined.dtype != np.float32 or not np.isfinite(joined).all():
+        # It says of which tensor that is so.
+        WeightedSum().add(1.0, side)
+    return {_JOINED: joined}
 
 
 def _agreement(weights: Array, changes: Comparable) -> Votes:

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.exchange.messages import rounded_side
+from fedmpq.method.pruning_growing import deal_best
 from fedmpq.method.recipe import Recipe
 from fedmpq.method.state import GlobalModel
 from fedmpq.model.batch_statistics import quantized_statistics
 from fedmpq.model.graph import Graph
-from fedmpq.model.grid import MAX_BITS
+from fedmpq.model.grid import MAX_BITS, STEP_RULES, least_errors, noise_power, quantize
 from fedmpq.model.quantized import Layers, PackedLayer, QuantizedLayer, Side, Weights, dequantize_all
+from fedmpq.system.machine import available_cores
 
 
 class RoundQuantizer:
@@ -24,12 +26,15 @@ class RoundQuantizer:
         self._weights = weights
         self._side = side
         self._recipe = recipe
+        self._steps: dict[tuple[str, int], NDArray[np.float32]] = {}
         self._cache: dict[tuple[str, int], QuantizedLayer] = {}
         self._packed: dict[tuple[str, int], PackedLayer] = {}
         self._sides: dict[tuple[int, ...], Side] = {}
         self._sent_sides: dict[tuple[int, ...], Side] = {}
+        self._noise: dict[tuple[str, int], float] = {}
         self._errors: dict[tuple[int, int], float] = {}
         self._powers: dict[str, float] = {}
+        self._deals: dict[float, tuple[int, ...]] = {}
 
     def is_of(self, model: GlobalModel) -> bool:
         return self.has_weights_of(model) and self._side is model.side
@@ -39,22 +44,44 @@ class RoundQuantizer:
 
     def share(self, other: RoundQuantizer) -> None:
         """Take over what one of the same weights has quantized: side tensors do not matter to it."""
-        self._cache, self._packed = other._cache, other._packed
-        self._errors, self._powers = other._errors, other._powers
+        self._steps, self._cache, self._packed = other._steps, other._cache, other._packed
+        self._noise, self._errors = other._noise, other._errors
+        self._powers, self._deals = other._powers, other._deals
 
     def layer(self, name: str, bits: int) -> QuantizedLayer:
         key = name, bits
         if key not in self._cache:
-            self._cache[key] = QuantizedLayer.from_weights(
-                self._weights[name], bits, self._recipe.step_rule, self._recipe.per_channel
-            )
+            weights, step = self._weights[name], self._step(name, bits)
+            self._cache[key] = QuantizedLayer(quantize(weights, step, bits), bits, step)
         return self._cache[key]
+
+    def _step(self, name: str, bits: int) -> NDArray[np.float32]:
+        key = name, bits
+        if key not in self._steps:
+            self._find([key])
+        return self._steps[key]
+
+    def _find(self, keys: Sequence[tuple[str, int]]) -> None:
+        """The steps of these layers at these bit-widths, and what they leave of error, all at once."""
+        recipe = self._recipe
+        new = [key for key in keys if key not in self._steps]
+        if recipe.step_rule == "least_error":
+            # The largest first, so that no core is left with one at the end.
+            new.sort(key=lambda key: -self._weights[key[0]].size)
+            found = least_errors(self._weights, new, recipe.per_channel, available_cores()) if new else []
+            for key, (step, noise) in zip(new, found, strict=True):
+                self._steps[key], self._noise[key] = step, noise
+            return
+        for name, bits in new:
+            self._steps[name, bits] = STEP_RULES[recipe.step_rule](
+                self._weights[name], bits, recipe.per_channel
+            )
 
     def layers(self, widths: Sequence[int]) -> Layers:
         """The model at these bit-widths."""
-        return {
-            node.name: self.layer(node.name, b) for node, b in zip(self._graph.layers, widths, strict=True)
-        }
+        keys = [(node.name, bits) for node, bits in zip(self._graph.layers, widths, strict=True)]
+        self._find(keys)
+        return {name: self.layer(name, bits) for name, bits in keys}
 
     def packed(self, widths: Sequence[int]) -> dict[str, PackedLayer]:
         """The same as clients are sent it; those who are sent the same layer share it."""
@@ -79,18 +106,31 @@ class RoundQuantizer:
             self._sent_sides[key] = rounded_side(self.side(widths), self._recipe.plan.side_bits)
         return self._sent_sides[key]
 
+    def dealt(self, budget: float) -> tuple[int, ...]:
+        """The bit-widths of least error within the budget, found once for all clients that have it."""
+        if budget not in self._deals:
+            # What every deal asks for of most layers; of some it asks for more.
+            common = range(min(2, int(budget)), min(MAX_BITS, int(budget) + 1) + 1)
+            self._find([(node.name, bits) for node in self._graph.layers for bits in common])
+            self._deals[budget] = deal_best(self._graph.layer_sizes, self.error, budget)
+        return self._deals[budget]
+
     def error(self, layer: int, bits: int) -> float:
         """`|W - Q_b(W)|^2 / |W|^2` of the layer of that index at `b` bits, found once.
 
         BatchNorm makes a layer's output indifferent to the size of its weights, so the relative error is what
         counts.
         """
-        key = layer, bits
-        if key not in self._errors:
+        if (layer, bits) not in self._errors:
             name = self._graph.layers[layer].name
-            noise = self._weights[name] - self.layer(name, bits).weights()
-            self._errors[key] = _power(noise) / self._power_of(name)
-        return self._errors[key]
+            self._errors[layer, bits] = self._noise_of(name, bits) / self._power_of(name)
+        return self._errors[layer, bits]
+
+    def _noise_of(self, name: str, bits: int) -> float:
+        key, step = (name, bits), self._step(name, bits)
+        if key not in self._noise:
+            self._noise[key] = noise_power(self._weights[name], step, bits)
+        return self._noise[key]
 
     def _power_of(self, name: str) -> float:
         if name not in self._powers:

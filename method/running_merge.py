@@ -6,6 +6,9 @@ import math
 import sys
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedmpq.exchange.messages import Update
 from fedmpq.method.aggregate import MergeError, WeightedSum, merge_deltas, merge_models, moved_by
 from fedmpq.method.integer_sum import IntegerSum, whole_weights
@@ -15,15 +18,17 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.model.quantized import PackedLayer, Weights
 
 
-class _WholeLayers:
+class WholeLayers:
     """The layers of a round as sums of whole numbers.
 
     What came back waits, packed, until it is `HELD_BYTES` or the round ends: a round of which all is waiting
     is summed one layer after the other, in little memory.
     """
 
-    def __init__(self, merging: MergingRound) -> None:
+    def __init__(self, merging: MergingRound, largest: float | None = None) -> None:
+        """No weight exceeds `largest`, by default that of the round's own fleet."""
         self._merging = merging
+        self._largest = merging.largest_weight if largest is None else largest
         sizes = {node.name: math.prod(merging.graph.weight_shape(node.name)) for node in merging.graph.layers}
         self._sums = {name: IntegerSum(size, waiting=sys.maxsize) for name, size in sizes.items()}
         self._origins: dict[str, dict[int, Origin]] = {name: {} for name in sizes}
@@ -31,7 +36,7 @@ class _WholeLayers:
         self._waiting_bytes = 0
 
     def add(self, sender: ClientRecord, layers: Mapping[str, PackedLayer], weight: float) -> None:
-        (whole,) = whole_weights([weight], self._merging.largest_weight)
+        (whole,) = whole_weights([weight], self._largest)
         origins = [self._origin(sender, place, name) for place, name in enumerate(self._sums)]
         for origin in origins:
             origin.check(layers[origin.layer])
@@ -54,18 +59,26 @@ class _WholeLayers:
             total.settle()
         self._waiting_bytes = 0
 
-    def merge(self, other: _WholeLayers) -> None:
+    def merge(self, other: WholeLayers) -> None:
         for name, total in self._sums.items():
             total.merge(other._sums[name])
             self._origins[name] |= other._origins[name]
         self._weight += other._weight
 
+    @property
+    def weight(self) -> int:
+        """The sum of the weights added."""
+        return self._weight
+
+    def taken(self, name: str) -> NDArray[np.float64]:
+        """`sum_n weight_n change_n` of a layer, which is dropped."""
+        return self._sums.pop(name).value(self._origins.pop(name))
+
     def merged(self) -> Weights:
         """The layers of the next model; each sum is dropped when it has been used."""
         new: Weights = {}
         for name in tuple(self._sums):
-            total = self._sums.pop(name).value(self._origins.pop(name))
-            new |= moved_by(self._merging.model.weights, {name: total}, self._weight)
+            new |= moved_by(self._merging.model.weights, {name: self.taken(name)}, self._weight)
         return new
 
 
@@ -108,8 +121,8 @@ class RunningMerge:
         self._merging = merging
         self._answers = Answers(merging)
         self._finished = False
-        self._layers: _WholeLayers | _FloatLayers = (
-            _WholeLayers(merging) if merging.in_integers else _FloatLayers(merging)
+        self._layers: WholeLayers | _FloatLayers = (
+            WholeLayers(merging) if merging.in_integers else _FloatLayers(merging)
         )
 
     def add(self, update: Update) -> None:
@@ -124,7 +137,7 @@ class RunningMerge:
         self._check_open()
         other._check_open()
         self._answers.check_apart(other._answers)
-        if isinstance(self._layers, _WholeLayers) and isinstance(other._layers, _WholeLayers):
+        if isinstance(self._layers, WholeLayers) and isinstance(other._layers, WholeLayers):
             self._layers.merge(other._layers)
         else:
             raise MergeError(

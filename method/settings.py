@@ -31,6 +31,7 @@ from fedmpq.method.recipe import (
 from fedmpq.method.robust import Aggregation
 from fedmpq.method.schedule import Schedule, ScheduleKind
 from fedmpq.method.setting import EXPERT, FLEET, LOCAL, WHAT, field_types, setting, typed
+from fedmpq.method.staleness import MAX_POWER, MAX_STALENESS, Buffering, require_bufferable
 from fedmpq.model import zoo
 from fedmpq.model.grid import StepRule
 from fedmpq.model.task import Task
@@ -79,6 +80,15 @@ class MethodSettings:
     rounds: int = setting(50, FLEET, "number of rounds")
     evaluate_every: int = setting(1, FLEET, "rounds from one evaluation to the next; the last always has one")
     seed: int = setting(0, FLEET, "seed of everything random")
+    asynchronous: int | None = setting(
+        None, FLEET, "merge every so many changes, as boards are ready, and not in rounds of selected boards"
+    )
+    staleness_power: float = setting(
+        0.5, FLEET, "asynchronous: a change of S merges ago counts (1 + S)^-X as much as a new one"
+    )
+    staleness_limit: int = setting(
+        20, FLEET, "asynchronous: a change of more merges ago than this is dropped"
+    )
     epochs: int = setting(_PLAN.epochs, LOCAL, "local epochs a round")
     batch_size: int = setting(_PLAN.batch_size, LOCAL, "samples a step")
     learning_rate: float = setting(_PLAN.learning_rate, LOCAL, "eta")
@@ -153,6 +163,23 @@ class MethodSettings:
             self.plan()
         except PlanError as error:
             raise self.error(str(error)) from None
+        self._check_asynchronous()
+
+    def _check_asynchronous(self) -> None:
+        """Settings that cannot be had without rounds are refused, with the reason."""
+        self._check_at_least_one("asynchronous")
+        if not 0 <= self.staleness_power <= MAX_POWER:
+            raise self.error(f"staleness_power = {self.staleness_power} is outside 0..{MAX_POWER:g}")
+        if not 0 <= self.staleness_limit <= MAX_STALENESS:
+            raise self.error(f"staleness_limit = {self.staleness_limit} is outside 0..{MAX_STALENESS}")
+        if self.asynchronous is None:
+            return
+        if self.trains_floats:
+            raise self.error(
+                f"asynchronous goes with methods that train integer codes, not with {self.method}: it sums "
+                "changes of several versions of the model in whole numbers"
+            )
+        require_bufferable(self.recipe(), self.error)
 
     def _check_data_range(self) -> None:
         if self.data_range not in (None, BOARDS):
@@ -250,13 +277,20 @@ class MethodSettings:
             deal=self.deal,
             step_rule=self.step_rule,
             merge=self.merge,
-            aggregation=self.aggregation,
+            # The best profile's own rule compares the updates of a round, and here there is none.
+            aggregation=self.aggregation or (None if self.asynchronous is None else "mean"),
             share_limit=self.share_limit,
             per_channel=self.per_channel,
             averaging=self.averaging,
             statistics=self.statistics,
             schedule=self.rates(),
+            buffering=self._buffering(),
         )
+
+    def _buffering(self) -> Buffering | None:
+        if self.asynchronous is None:
+            return None
+        return Buffering(self.asynchronous, self.staleness_power, self.staleness_limit)
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, as `typed_settings` takes it; JSON has no infinity, so that one is a word."""

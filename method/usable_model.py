@@ -18,18 +18,17 @@ class UnusableModel(ValueError):
 
 def check_usable(method: QuantizedMethod, model: GlobalModel) -> None:
     """Raises if a tensor is not finite, or if what the clients of the smallest and of the largest budget are
-    sent, or run, cannot be compiled to integers."""
+    sent, or the model they run at the same bit-widths, cannot be compiled to integers."""
     _require_finite(model)
-    for each in (model, model.final):
-        for record in _extremes(model):
-            widths, quantizer = method.deal(each, record), method.quantizer(each)
+    budgets = {method.deal(model, record): record.budget for record in _extremes(model)}
+    for each in (model,) if model.final is model else (model, model.final):
+        quantizer = method.quantizer(each)
+        for widths, budget in budgets.items():
             try:
                 # Compiled when it is first asked for.
                 _ = DeployedModel(method.graph, quantizer.layers(widths), quantizer.sent_side(widths)).program
             except (ValueError, ArithmeticError) as error:
-                raise UnusableModel(
-                    f"the merged model cannot be run at {record.budget:g} bits: {error}"
-                ) from error
+                raise UnusableModel(f"the merged model cannot be run at {budget:g} bits: {error}") from error
 
 
 def _extremes(model: GlobalModel) -> list[ClientRecord]:

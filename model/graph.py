@@ -245,6 +245,10 @@ class Graph:
 
     def side_shapes(self) -> dict[str, Shape]:
         """Name and shape of every side tensor: biases, BatchNorm's four, clips."""
+        return dict(self._side_shapes)
+
+    @cached_property
+    def _side_shapes(self) -> dict[str, Shape]:
         return {
             f"{node.name}.{part}": shape
             for node in self.nodes

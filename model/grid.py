@@ -13,14 +13,13 @@ A step is one float32 per layer (shape `()`) or one per output channel (shape `(
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels import grid_errors
+from fedmpq.kernels import grid_noise, least_error_grids
 
 MAX_BITS = 8
 FAST_BITS = 6
@@ -30,6 +29,8 @@ MIN_STEP = np.float32(2.0**-30)
 # Squares of larger weights would overflow; weights this large are of a training that has diverged.
 MAX_WEIGHT = 2.0**60
 
+_SEARCHED = 1 << 17
+"""Of a row with twice as many weights or more, about so many are searched on."""
 StepRule = Literal["max", "least_error"]
 
 
@@ -86,7 +87,8 @@ def integer_scale(step: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
 
 def max_step(weights: NDArray[np.float32], bits: int, per_channel: bool = False) -> NDArray[np.float32]:
     """The paper's step: `2*max|W| / (2^bits - 1)`, so that the grid spans the weights."""
-    return _as_steps(_spanning(_rows(weights, bits, per_channel), bits), per_channel)
+    check_bits(bits)
+    return _as_steps(_spanning(_rows(weights, per_channel), bits), per_channel)
 
 
 def least_error_step(
@@ -99,67 +101,37 @@ def least_error_step(
     there are many weights; alternating (codes for the step, then `step = sum W t / sum t^2` with
     `t = code - zero_point`) settles it on all of them.
     """
-    rows = _rows(weights, bits, per_channel)
-    spanning = _spanning(rows, bits)
-    steps = _searched(_sampled(rows), spanning, bits)
-    for _ in range(_ALTERNATIONS):
-        steps = _refitted(rows, steps, bits)
-    found, widest = grid_errors(rows, np.stack([steps, spanning], axis=1), bits).T
-    return _as_steps(np.where(found < widest, steps, spanning), per_channel)
+    check_bits(bits)
+    (steps, _), *_ = least_error_grids([_rows(weights, per_channel)], [(0, bits)], _SEARCHED, 1)
+    return _as_steps(steps, per_channel)
+
+
+def least_errors(
+    weights: Mapping[str, NDArray[np.float32]],
+    wanted: Sequence[tuple[str, int]],
+    per_channel: bool,
+    threads: int,
+) -> list[tuple[NDArray[np.float32], float]]:
+    """`least_error_step` of many layers at bit-widths, each with its `noise_power`, all at once."""
+    names = list(dict.fromkeys(name for name, _ in wanted))
+    places = {name: place for place, name in enumerate(names)}
+    rows = [_rows(weights[name], per_channel) for name in names]
+    found = least_error_grids(rows, [(places[name], bits) for name, bits in wanted], _SEARCHED, threads)
+    return [(_as_steps(steps, per_channel), float(noise.sum())) for steps, noise in found]
+
+
+def noise_power(weights: NDArray[np.float32], step: NDArray[np.float32], bits: int) -> float:
+    """`sum (W - quantized W)^2`, rounded differences squared and added in double precision."""
+    steps = np.atleast_1d(step)
+    _check_weights(weights)
+    _check_step(steps)
+    return float(grid_noise(weights.reshape(len(steps), -1), steps, bits).sum())
 
 
 STEP_RULES: dict[StepRule, Callable[[NDArray[np.float32], int, bool], NDArray[np.float32]]] = {
     "max": max_step,
     "least_error": least_error_step,
 }
-
-# The narrowest grid searched reaches this many deviations either side; even one bit is best at more.
-_NARROWEST = 0.25
-_ROUNDS = 3
-_SHARES = np.linspace(0, 1, 16, dtype=np.float32)
-_ALTERNATIONS = 3
-_SAMPLE = 1 << 17
-
-
-def _searched(rows: NDArray[np.float32], spanning: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """The best of a geometric series of steps for each row, then of a finer one around it, and so on."""
-    deviation = np.sqrt(np.mean(np.square(rows), axis=1))
-    low = np.clip(deviation * np.float32(2 * _NARROWEST / (2**bits - 1)), MIN_STEP, spanning)
-    high = steps = spanning
-    for _ in range(_ROUNDS):
-        candidates = low[:, None] * (high / low)[:, None] ** _SHARES
-        steps = candidates[np.arange(len(rows)), grid_errors(rows, candidates, bits).argmin(axis=1)]
-        gap = (high / low) ** np.float32(1 / (len(_SHARES) - 1))
-        low, high = np.maximum(steps / gap, MIN_STEP), np.minimum(steps * gap, spanning)
-    return steps
-
-
-def _sampled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Every so many weights of each row.
-
-    The stride has no factor in common with the row, or the sample could hold a single tap of every kernel.
-    """
-    count = rows.shape[1]
-    stride = max(1, count // _SAMPLE)
-    while math.gcd(stride, count) > 1:
-        stride += 1
-    return np.ascontiguousarray(rows[:, ::stride])
-
-
-def _centred(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """`t = code - zero_point` of each weight, as `quantize` chooses the code."""
-    low, high = code_range(bits)
-    zero = np.float32(zero_point(bits))
-    codes: NDArray[np.float32] = np.rint(rows / steps[:, None] + zero)
-    np.clip(codes, low, high, out=codes)
-    return codes - zero
-
-
-def _refitted(rows: NDArray[np.float32], steps: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    centred = _centred(rows, steps, bits)
-    energy = np.square(centred).sum(axis=1)
-    fitted = (rows * centred).sum(axis=1) / np.maximum(energy, np.float32(1e-12))
-    return np.asarray(np.where(energy > 0, np.maximum(fitted, MIN_STEP), steps), dtype=np.float32)
 
 
 def _spanning(rows: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
@@ -168,9 +140,8 @@ def _spanning(rows: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
     return np.asarray(np.maximum(steps, MIN_STEP), dtype=np.float32)
 
 
-def _rows(weights: NDArray[np.float32], bits: int, per_channel: bool) -> NDArray[np.float32]:
+def _rows(weights: NDArray[np.float32], per_channel: bool) -> NDArray[np.float32]:
     """One row for each step: the output channels, or the whole layer."""
-    check_bits(bits)
     if weights.size == 0:
         raise GridError("cannot choose a step for a layer without weights")
     _check_weights(weights)

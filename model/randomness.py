@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     ERROR = 6
     CALIBRATE = 7
     DROPOUT = 8
+    SPEED = 9
 
 
 @dataclass(frozen=True)

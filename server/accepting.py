@@ -44,6 +44,15 @@ class Accepting:
         self._resources = resources
         self._puts: Batched[bytes, bytes] = Batched(self._put_all)
         self._answers: Batched[Answered, str] = Batched(current.add_answers)
+        self._preparing: asyncio.Future[None] | None = None
+
+    def prepare(self) -> None:
+        """A client has its work: until answers come there is time to make what checks of them need."""
+        if self._preparing is None:
+            work, seats = self._round.work, self._round.stored.seats
+            self._preparing = asyncio.ensure_future(self._resources.workers.check(work.prepare_checks, seats))
+            # What is wrong there is so when an answer is checked.
+            self._preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def accept(self, client_id: str, seat: Seat, name: bytes, upload: Path | bytes) -> str:
         """Check an answer that has arrived whole, in a file or in memory, and make it durable; its receipt.
@@ -51,15 +60,26 @@ class Accepting:
         Raises Rejected, UpdateRefused or DamagedUpload. Answers that come together are made durable together.
         """
         claimed = await self._claimed_samples(client_id)
+        # While it is checked. What comes to be of no use is swept with the round, never deleted here: of an
+        # answer that somebody has copied there is one blob.
+        putting = None
+        if isinstance(upload, bytes) and digest(upload) == name:
+            putting = asyncio.ensure_future(self._puts.ask(upload))
         try:
             checked = await self._resources.workers.check(self._check_and_keep, seat, claimed, name, upload)
         except Rejected as rejected:
             await self._round.reject(seat, str(rejected))
             raise
-        if checked.data is not None:
+        finally:
+            if putting is not None:
+                await asyncio.wait({putting})
+                putting.exception()  # or asyncio would complain that nobody looked
+        if putting is not None:
+            putting.result()
+        elif checked.data is not None:
             await self._puts.ask(checked.data)
         try:
-            receipt_id = await self._answers.ask(Answered(seat.client, name, checked.size))
+            receipt_id = await self._answers.ask(Answered(seat.client, name, checked.size, seat.payload))
         except UpdateRefused:
             await asyncio.to_thread(self._resources.blobs.delete, name)
             raise
@@ -67,7 +87,7 @@ class Accepting:
         return receipt_id
 
     async def _put_all(self, items: Sequence[bytes]) -> list[bytes]:
-        return await asyncio.to_thread(self._resources.blobs.put_all, items)
+        return await asyncio.to_thread(self._resources.put_answers, items)
 
     async def _claimed_samples(self, client_id: str) -> int:
         """What the client said last of its samples, which it trains on; what it was selected with counts."""
@@ -88,8 +108,8 @@ class Accepting:
             raise UpdateRefused(f"round {self._round.address.number} went on without this client") from None
         if digest(data) != name:
             raise DamagedUpload("the bytes that arrived have another hash than the header says")
-        self._round.work.check(data, seat, max_samples)
+        self._round.work.check(name, data, seat, max_samples)
         if len(data) <= SMALL_BYTES:
             return Checked(len(data), data)
-        self._resources.blobs.put(data)
+        self._resources.put_answers([data])
         return Checked(len(data), None)

@@ -33,6 +33,8 @@ READ_SECONDS = 600.0
 """A download counts as one so long after it moved last."""
 FLUSHED_AT_ONCE = 16
 """Files that wait for the disk at a time; flushing needs no core."""
+SHARED_SECONDS = 3600.0
+"""In a folder that others write to as well, what is half written for so long is left over."""
 Use = Literal["read", "offered", "none"]
 _NAME = re.compile(r"[0-9a-f]{64}")
 _OWNER = "database-id"
@@ -74,28 +76,30 @@ class Blobs(Protocol):
     def set_owner(self, owner: str) -> None: ...
 
 
-def open_blobs(location: str, *, make: bool = True) -> Blobs:
+def open_blobs(location: str, *, make: bool = True, shared: bool = False) -> Blobs:
     """A folder, or any URL that fsspec knows, such as s3://bucket/folder; a folder is made if so told, and
-    what a crash has left half written in it is cleared away."""
+    what a crash has left half written in it is cleared away, of one that is `shared` only what is old."""
     if "://" not in location:
-        return FolderBlobs(Path(location), make=make)
+        return FolderBlobs(Path(location), make=make, shared=shared)
     if location.startswith("file://"):
-        return FolderBlobs(Path(location.removeprefix("file://")), make=make)
+        return FolderBlobs(Path(location.removeprefix("file://")), make=make, shared=shared)
     return RemoteBlobs(location)
 
 
 class FolderBlobs:
     """Files named by their hash in one folder."""
 
-    def __init__(self, folder: Path, *, make: bool = True) -> None:
+    def __init__(self, folder: Path, *, make: bool = True, shared: bool = False) -> None:
         self.lock = threading.Lock()
         self._folder = folder
         self._flushers = ThreadPoolExecutor(FLUSHED_AT_ONCE, thread_name_prefix="flush")
         if not make:
             return
         private_folder(folder)
+        newest = time.time() - (SHARED_SECONDS if shared else 0.0)
         for partial in folder.glob(".*.partial"):
-            partial.unlink()
+            if not shared or partial.stat().st_mtime < newest:
+                partial.unlink(missing_ok=True)
 
     def path(self, name: bytes) -> Path:
         return self._folder / name.hex()
@@ -272,6 +276,9 @@ class Uploads:
                 data, offset = data[written:], offset + written
         finally:
             os.close(descriptor)
+
+    def settle(self, client_id: str, name: bytes) -> None:
+        """A call has broken off: what was written is where the next one finds it."""
 
     def drop(self, client_id: str, name: bytes) -> None:
         self.path(client_id, name).unlink(missing_ok=True)

@@ -65,7 +65,8 @@ def _claim(claimed: str, counted: str) -> str:
 def _now(client: pb.ClientStatus, now: float) -> str:
     """What it does; of one that is away for how long, whatever it did before."""
     if client.connected:
-        return client.state or "connected"
+        behind = f", {client.staleness} behind" if client.staleness and client.state in AWAITED else ""
+        return f"{client.state or 'connected'}{behind}"
     if not client.HasField("last_seen"):
         return "away"
     return f"away {seconds_text(now - _seconds(client.last_seen))}"

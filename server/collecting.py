@@ -47,8 +47,9 @@ class Collecting:
         while True:
             seen = self._connections.changed.count
             self._resources.check_run(self._active.run)
-            self._pace.begin()
+            # This one waits for the database, seldom enough; a rest is for what the look itself takes.
             await self._free_revoked()
+            self._pace.begin()
             now = standing(self._round.stored, self._active, self._connections, self._work.grace)
             if self._is_enough(now):
                 return

@@ -78,6 +78,11 @@ class Connection:
         """Why the stream ends; None while it is open."""
 
     @property
+    def since(self) -> float:
+        """When the stream was opened, by the steady clock."""
+        return self._since
+
+    @property
     def age(self) -> float:
         """Seconds since the stream was opened."""
         return self._steady() - self._since
@@ -110,11 +115,25 @@ class Connection:
         await self._idle.wait()
 
 
+class FarConnection(Connection):
+    """A client's stream at a front-end, as the leader knows of it. The front-end reads in the store what the
+    client must be told, so whatever is sent here goes nowhere."""
+
+    def send(self, event: federation_pb2.Event) -> None:
+        pass
+
+
 class Connections:
     """The open streams by client; a client has one, the newest."""
 
-    def __init__(self, max_clients: int, steady: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_clients: int,
+        steady: Callable[[], float] = time.monotonic,
+        kind: type[Connection] = Connection,
+    ) -> None:
         self._max_clients = max_clients
+        self._kind = kind
         self._steady = steady
         self._connections: dict[str, Connection] = {}
         self._started = self._returned = steady()
@@ -138,7 +157,7 @@ class Connections:
             self._returned = self._steady()
         self._left.pop(client.client_id, None)
         self._names[client.client_id] = client.name
-        connection = Connection(client, answers, self._steady)
+        connection = self._kind(client, answers, self._steady)
         self._connections[client.client_id] = connection
         self.changed.ring()
         return connection

@@ -10,36 +10,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from fedmpq.server.active_run import ActiveRun, ReplayError
-from fedmpq.server.agreed_range import is_open
+from fedmpq.server.at_work import AtWork
 from fedmpq.server.blobs import Blobs, Outgoing, Uploads
-from fedmpq.server.collecting import Collecting
-from fedmpq.server.connections import Connection, Connections
+from fedmpq.server.connections import Connections
 from fedmpq.server.exports import Exports
-from fedmpq.server.farewells import Farewells
 from fedmpq.server.final_exports import FinalExports
+from fedmpq.server.gathering import collecting
 from fedmpq.server.going_on import GoingOn, tell_held
-from fedmpq.server.readiness import describe, mark_declined
 from fedmpq.server.resources import FIRST_RETRY_SECONDS, Ended, Resources, Stopped, Tally
-from fedmpq.server.rollouts import Rollouts
-from fedmpq.server.round_events import run_ended
+from fedmpq.server.roles import require_rounds
 from fedmpq.server.round_in_progress import RoundInProgress
 from fedmpq.server.round_opening import open_next, take_up
 from fedmpq.server.run_controls import RunControls
-from fedmpq.server.store.errors import StoreError, UpdateRefused
+from fedmpq.server.store.errors import StoreError
 from fedmpq.server.store.protocol import Store
-from fedmpq.server.store.records import ENDED, RoundAddress, Run, Seat
+from fedmpq.server.store.records import ENDED, Run
 from fedmpq.system.logs import say
 
-T = TypeVar("T")
 log = logging.getLogger("fedmpq.server")
 
 
-class Coordinator:
+class Coordinator(AtWork):
     """Conducts the runs in the store, one after the other."""
 
     def __init__(
@@ -52,27 +46,16 @@ class Coordinator:
         uploads: Uploads,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
+        alone: bool = True,
     ) -> None:
-        self.store, self.blobs = store, blobs
-        self.outgoing = outgoing
-        self.connections = connections
-        self.exports = exports
-        self.uploads = uploads
-        self.rollouts = Rollouts(store, exports, clock)
-        self.active: ActiveRun | None = None
-        """The run at work; None: there is none."""
-        self.round: RoundInProgress | None = None
-        """Its open round; None: the next one is not open yet."""
-        self.loading = True
-        """Whether the run at work is still being read from the store: what it has is then not all known."""
-        self._resources = Resources(store, blobs, outgoing, connections, clock, steady)
-        self.clock = clock
-        self._farewells = Farewells(connections)
+        resources = Resources(store, blobs, outgoing, connections, clock, steady)
+        super().__init__(resources, exports, uploads)
+        self._alone = alone
+        """Whether answers come to this process alone; else front-ends may be storing some at any time."""
         self._final_exports = FinalExports(self._resources, exports)
         self._delay = FIRST_RETRY_SECONDS
         self.controls = RunControls(self)
         """What the operator asks of runs."""
-        self._uninterrupted: set[asyncio.Task[Any]] = set()
 
     @property
     def tally(self) -> Tally:
@@ -93,7 +76,9 @@ class Coordinator:
     async def conduct(self, exit_when_done: bool) -> None:
         """Run after run, until told to stop, or until none is left if `exit_when_done`."""
         try:
-            await self._resources.persist(self._resources.sweep_blobs)
+            if self._alone:
+                # Of an answer on its way to a front-end's round the blob is there before its fact is.
+                await self._resources.persist(self._resources.sweep_blobs)
             last = await self._owe_farewells()
             if last is not None:
                 # A server that was killed may not have come to it; no later run has begun before.
@@ -162,6 +147,8 @@ class Coordinator:
         """The run where it was left, with the round it has open."""
         load = self._resources.workers.merge(ActiveRun.load, self.store, self.blobs, run)
         active = self.active = await load
+        if not self._alone:
+            require_rounds(active.config)
         await self._catch_up(active)
         stored = await asyncio.to_thread(self.store.current_round, run.run_id)
         if stored is None:
@@ -204,25 +191,13 @@ class Coordinator:
         self.connections.changed.ring()
 
     async def _go_through(self, current: RoundInProgress) -> None:
-        await Collecting(self._resources, current).until_enough()
+        await collecting(self._resources, current).until_enough()
         if not await GoingOn(self._resources, current).merged():
             return
-        self.round = None
+        if current.is_over:
+            self.round = None
         await self._tidy_uploads()
         self.connections.changed.ring()
-
-    async def payload_size(self, name: bytes) -> int | None:
-        """Of a payload that clients may download; one of the open round that is damaged is made again."""
-        size = await asyncio.to_thread(self.outgoing.size, name)
-        current = self.round
-        if size is not None or current is None:
-            return size
-        if not any(seat.payload == name for seat in current.stored.seats):
-            return None
-        await self._resources.workers.merge(
-            current.work.make_payloads_again, current.stored.seats, self.outgoing
-        )
-        return await asyncio.to_thread(self.outgoing.size, name)
 
     async def _tidy_uploads(self) -> None:
         """What was sent for a round that takes it no more is removed."""
@@ -261,81 +236,3 @@ class Coordinator:
         await self._resources.persist(self._resources.sweep)
         say(log, f"run {run.state}", run=run.name, rounds=run.round, reason=run.reason or None)
         self.connections.changed.ring()
-
-    async def _owe_farewells(self) -> Run | None:
-        """The run that ended last, whose clients are to hear of it; None: no run has ended.
-
-        A server that was killed may not have told everyone.
-        """
-        last = await self._resources.persist(self.store.last_ended)
-        if last is not None:
-            members = await self._resources.persist(self.store.members, last.run_id)
-            self._farewells.owe([member.client_id for member in members], run_ended(last))
-        return last
-
-    # What the services ask for
-
-    def greet(self, connection: Connection) -> None:
-        """What a client that has just connected must know: its unfinished work, or that the run is over."""
-        if self.active is not None and connection.answers and not is_open(self.active):
-            describe(connection, self.active)
-        if self.round is not None:
-            self.round.greet(connection)
-        elif self.active is None:
-            self._farewells.tell(connection)
-
-    async def farewell(self, seconds: float) -> None:
-        """Until every client of the last run knows that it is over, but no longer than this."""
-        await self._farewells.all_told(seconds)
-
-    def place(self, client_id: str, address: RoundAddress) -> Seat | None:
-        """The client's seat in the open round, if that is the round it speaks of."""
-        return None if self.round is None else self.round.place(client_id, address)
-
-    def note_upload(self, client_id: str) -> None:
-        """A client has begun to upload, for the operator's eyes."""
-        if self.round is not None:
-            self.round.note(client_id, "uploading")
-
-    def note_download(self, client_id: str) -> None:
-        """A client has downloaded what it works on."""
-        if self.round is not None:
-            self.round.note(client_id, self.round.work.activity)
-
-    async def accept(self, client_id: str, address: RoundAddress, name: bytes, upload: Path | bytes) -> str:
-        """Check an update or calibration that has arrived whole and make it durable; its receipt.
-
-        Raises Rejected, UpdateRefused or DamagedUpload. Goes on to its end if the caller goes away.
-        """
-        current, seat = self.round, self.place(client_id, address)
-        if current is None or seat is None:
-            raise UpdateRefused(f"round {address.number} is over, or this client is not in it")
-        return await self._to_the_end(current.accepting.accept(client_id, seat, name, upload))
-
-    async def reject(self, client_id: str, address: RoundAddress, reason: str) -> None:
-        """Count a bad upload against its sender."""
-        current, seat = self.round, self.place(client_id, address)
-        if current is not None and seat is not None:
-            await self._to_the_end(current.reject(seat, reason))
-
-    async def decline(self, client_id: str, address: RoundAddress | None, reason: str) -> None:
-        """The client cannot take part in that round, or whichever is open, nor in others on this stream."""
-        mark_declined(self.connections, client_id, reason)
-        current = self.round
-        if current is None:
-            return
-        if (seat := current.place(client_id, address or current.address)) is not None:
-            await self._to_the_end(current.decline(seat, reason))
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """A call that its client cancels half-way must not leave the store ahead of what is known here."""
-        task = asyncio.ensure_future(work)
-        self._uninterrupted.add(task)
-        task.add_done_callback(self._uninterrupted.discard)
-        return await asyncio.shield(task)
-
-    async def settled(self) -> None:
-        """When no update is half-way any more; none can be accepted after this."""
-        while self._uninterrupted:
-            await asyncio.wait(self._uninterrupted)
-        self._resources.workers.shutdown()

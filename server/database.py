@@ -6,6 +6,7 @@ here but in `blobs`, under the hashes named here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from fedmpq.server.store.errors import StoreFailed
 
-SCHEMA_REVISION = "0008"
+SCHEMA_REVISION = "0010"
 """The newest migration; a database at it needs no look at the others."""
 BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10
@@ -202,6 +203,10 @@ seats = Table(
     Column("update", LargeBinary),
     Column("update_bytes", BigInteger),
     Column("receipt_id", String(32)),
+    # Which version of the model it was sent, where merges are asynchronous; NULL: that before its round.
+    Column("version", Integer),
+    # The blob of that version, once there is a newer one.
+    Column("sent_model", LargeBinary),
     ForeignKeyConstraint(["run_id", "round", "phase"], ["rounds.run_id", "rounds.round", "rounds.phase"]),
     ForeignKeyConstraint(["run_id", "client"], ["members.run_id", "members.client"]),
 )
@@ -318,9 +323,18 @@ def sqlite_url(path: Path) -> str:
 
 def open_database(url: str) -> Engine:
     """Connect, and bring the tables to this version."""
+    return _opened(url, migrate)
+
+
+def join_database(url: str) -> Engine:
+    """Connect to a database whose tables are at this version; StoreFailed where they are not."""
+    return _opened(url, _require_current)
+
+
+def _opened(url: str, prepare: Callable[[Engine], None]) -> Engine:
     engine = make_engine(url)
     try:
-        migrate(engine)
+        prepare(engine)
     except DBAPIError as error:
         engine.dispose()
         place = engine.url.render_as_string(hide_password=True)
@@ -360,6 +374,16 @@ def migrate(engine: Engine) -> None:
                 f"the database is at revision {current}, which this version does not know ({error}); "
                 "install the version that made it, or a newer one"
             ) from None
+
+
+def _require_current(engine: Engine) -> None:
+    with engine.connect() as connection:
+        current = revision_of(connection)
+    if current != SCHEMA_REVISION:
+        raise StoreFailed(
+            f"the database is at revision {current}, this version is at {SCHEMA_REVISION}; start a leader of "
+            "this version, which brings the tables to it"
+        )
 
 
 def writing(engine: Engine) -> Any:

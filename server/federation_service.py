@@ -1,5 +1,5 @@
 """The Federation service: what boards call. Each method checks who calls and what it says, then has the
-coordinator act on it."""
+coordinator, or what a front-end knows of its work, act on it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message
 from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
+from fedmpq.server.at_work import AtWork
 from fedmpq.server.authentication import Authentication, certificate_ends
 from fedmpq.server.batched import Batched
 from fedmpq.server.connections import Closing, TooManyConnections
-from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.enrolment_calls import EnrolmentCalls, budget_fault
 from fedmpq.server.model_calls import ModelCalls
 from fedmpq.server.rate_limit import address_of
-from fedmpq.server.readiness import mark_ready
 from fedmpq.server.refusals import Context, answering, refuse, refuse_argument
 from fedmpq.server.store.records import Client, Described, RoundAddress
 from fedmpq.server.transfer_queue import Transfer, TransferQueue
@@ -56,16 +55,16 @@ _CLOSINGS: dict[Closing, tuple[grpc.StatusCode, str]] = {
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        self._store = coordinator.store
-        self._authentication = Authentication(coordinator.store)
+    def __init__(self, at_work: AtWork) -> None:
+        self._at_work = at_work
+        self._store = at_work.store
+        self._authentication = Authentication(at_work.store)
         self._descriptions: Batched[Described, Client] = Batched(self._describe_all)
-        self._enrolment = EnrolmentCalls(coordinator.store)
+        self._enrolment = EnrolmentCalls(at_work.store)
         self._downloads: Counter[str] = Counter()
         self._transfers = TransferQueue(TRANSFERS_AT_ONCE)
-        self._models = ModelCalls(coordinator)
-        self._uploads = UploadCalls(coordinator, self._transfers)
+        self._models = ModelCalls(at_work)
+        self._uploads = UploadCalls(at_work, self._transfers)
         self._welcome = pb.Event(
             welcome=pb.Welcome(server_version=version("fedmpq"), chunk_bytes=CHUNK_BYTES)
         )
@@ -83,22 +82,22 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             client = await self._described(await self._authentication.client(context), request, context)
             bounds = await _bounds(request, context)
             try:
-                connection = self._coordinator.connections.connect(client, request.answers)
+                connection = self._at_work.connections.connect(client, request.answers)
             except TooManyConnections as error:
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: retry later")
             connection.bounds = bounds
             if (ends := certificate_ends(context)) is not None:
-                self._coordinator.connections.certificate_ends[client.client_id] = ends
+                self._at_work.connections.certificate_ends[client.client_id] = ends
             if request.free_bytes:
-                self._coordinator.connections.free_bytes[client.client_id] = request.free_bytes
+                self._at_work.connections.free_bytes[client.client_id] = request.free_bytes
             say(log, "client connected", client=client.name, address=address_of(context.peer()))
             try:
                 connection.send(self._welcome)
-                self._coordinator.greet(connection)
+                self._at_work.greet(connection)
                 while not isinstance(event := await connection.next(), str):
                     yield event
             finally:
-                self._coordinator.connections.disconnect(connection)
+                self._at_work.connections.disconnect(connection)
                 say(log, "client disconnected", client=client.name, reason=connection.closed)
             await refuse(context, *_CLOSINGS[event])
 
@@ -128,13 +127,13 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 )
             self._downloads[client.client_id] += 1
             try:
-                with self._coordinator.outgoing.reading(request.payload):
+                with self._at_work.outgoing.reading(request.payload):
                     async with self._transfers.transfer(client.client_id, upload=False) as transfer:
                         async for data in self._pieces(request, transfer, context):
                             with transfer.waiting():
                                 yield pb.Chunk(data=data)
                             transfer.moved(len(data))
-                self._coordinator.note_download(client.client_id)
+                self._at_work.note_download(client.client_id)
             finally:
                 self._downloads[client.client_id] -= 1
                 self._downloads += Counter()
@@ -158,16 +157,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             at += len(data)
 
     def _in_memory(self, name: bytes) -> bytes | None:
-        active = self._coordinator.active
+        active = self._at_work.active
         if active is not None and name == active.run.graph:
             return active.graph_bytes
-        return self._coordinator.outgoing.held(name)
+        return self._at_work.outgoing.held(name)
 
     async def _size(self, request: pb.DownloadRequest, whole: bytes | None, context: Context) -> int:
         if whole is not None:
             size = len(whole)
         else:
-            found = await self._coordinator.payload_size(request.payload)
+            found = await self._at_work.payload_size(request.payload)
             size = found if found is not None else await self._no_payload(context)
         if request.offset > size:
             message = f"offset {request.offset} is beyond the payload's {size} bytes"
@@ -176,11 +175,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def _piece(self, name: bytes, at: int, count: int, context: Context) -> bytes:
         """The file is opened for every piece: a call may be cancelled at any moment, and leaves none open."""
-        data = await asyncio.to_thread(self._coordinator.outgoing.read, name, at, count)
+        data = await asyncio.to_thread(self._at_work.outgoing.read, name, at, count)
         return data or await self._no_payload(context)
 
     async def _no_payload(self, context: Context) -> NoReturn:
-        if self._coordinator.loading:
+        if self._at_work.loading:
             message = "the run is being read from the store: retry"
             await refuse(context, grpc.StatusCode.UNAVAILABLE, message)
         message = "no such payload: the round it belongs to may be over"
@@ -207,7 +206,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             await _check_samples(request.samples, context)
             said = client.budget, request.samples, client.version, client.engine
             client = await self._descriptions.ask(Described(client.client_id, *said))
-            mark_ready(self._coordinator.connections, client, request.run_id)
+            await self._at_work.ready(client, request.run_id)
             return pb.ReadyResponse()
 
     async def Decline(self, request: pb.DeclineRequest, context: Context) -> pb.DeclineResponse:
@@ -218,7 +217,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 address = RoundAddress(request.run_id, request.round, phase_from_message(request.phase))
             except WireError as error:
                 await refuse_argument(context, str(error))
-            await self._coordinator.decline(client.client_id, address if request.run_id else None, reason)
+            await self._at_work.decline(client.client_id, address if request.run_id else None, reason)
             return pb.DeclineResponse()
 
     # Upload

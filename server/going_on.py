@@ -11,6 +11,7 @@ from fedmpq.server.blobs import BlobError
 from fedmpq.server.merge_failures import MAX_FAILURES, MergeFailed
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_in_progress import RoundInProgress
+from fedmpq.server.run_config import ConfigError
 from fedmpq.server.store.failed_merges import UNDONE_IN_A_ROW
 from fedmpq.server.store.records import CalibrationRound, Run
 from fedmpq.system.logs import with_facts
@@ -127,6 +128,6 @@ class GoingOn:
 def tell_held(run: Run, error: Exception) -> str:
     """Why the run cannot go on, which the log now has; with a traceback if nobody foresaw it."""
     reason = str(error) or type(error).__name__
-    trace = None if isinstance(error, (BlobError, ReplayError)) else error
+    trace = None if isinstance(error, (BlobError, ReplayError, ConfigError)) else error
     log.error("the run cannot go on", exc_info=trace, extra=with_facts({"run": run.name, "error": reason}))
     return reason

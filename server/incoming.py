@@ -70,11 +70,14 @@ class Incoming:
             await self._write(data)
 
     async def keep(self) -> None:
-        """What is in memory goes to the file."""
+        """What is in memory goes to where the next call finds it."""
         async with self._lock:
             await self._keep()
+            if self._has_file:
+                await asyncio.to_thread(self._uploads.settle, self._client_id, self._name)
 
     async def _keep(self) -> None:
+        """What is in memory goes to the file."""
         if self._data:
             data = bytes(self._data)
             self.release()

@@ -21,6 +21,8 @@ from fedmpq.system.logs import say
 log = logging.getLogger("fedmpq.server")
 
 RENEWALS = 3
+DEPOSED = 75
+"""Exit code of a server that another has taken over from: started again, it stands by."""
 
 
 def holder_of(state: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from fedmpq.server.active_run import ReplayError
@@ -12,6 +14,8 @@ from fedmpq.server.round_time import Timing
 from fedmpq.server.round_work import RoundWork
 from fedmpq.server.store.errors import StoreError
 from fedmpq.server.store.records import OpenedRound
+
+log = logging.getLogger("fedmpq.server")
 
 MOST_TRIALS = 64
 """Answers beyond which nobody looks for the one to blame: every trial costs a merge and an evaluation."""
@@ -47,6 +51,18 @@ def find_offenders(works: Callable[[Collection[int]], bool], clients: Sequence[i
         return tuple(bad)
     missing = [one for one in clients if works([client for client in clients if client != one])]
     return tuple(missing) if len(missing) == 1 else ()
+
+
+@contextmanager
+def blaming(work: RoundWork, closed: OpenedRound, timing: Timing) -> Iterator[None]:
+    """Where answers cannot be merged, it is looked whose they are: MergeFailed says it."""
+    try:
+        yield
+    except NOT_THE_ANSWERS:
+        raise
+    except Exception as error:
+        log.info("a merge failed", exc_info=error)
+        raise merge_failure(error, work, closed, timing) from error
 
 
 def merge_failure(error: Exception, work: RoundWork, closed: OpenedRound, timing: Timing) -> MergeFailed:

@@ -19,7 +19,7 @@ from fedmpq.server.store.records import Client, ModelReport
 from fedmpq.system.named_object import is_path
 
 if TYPE_CHECKING:
-    from fedmpq.server.coordinator import Coordinator
+    from fedmpq.server.at_work import AtWork
 
 MAX_COUNT = 1 << 40
 MAX_VERSION = (1 << 31) - 1
@@ -30,11 +30,11 @@ ALL_REPORTS = Rate(1000, 0.02)
 
 
 class ModelCalls:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        self._store = coordinator.store
-        self._exports = coordinator.exports
-        self._rollouts = coordinator.rollouts
+    def __init__(self, at_work: AtWork) -> None:
+        self._at_work = at_work
+        self._store = at_work.store
+        self._exports = at_work.exports
+        self._rollouts = at_work.rollouts
         self._reports = RateLimit(REPORTS, ALL_REPORTS)
 
     async def offer(self, client: Client, wanted: str, context: Context) -> pb.ModelOffer:
@@ -65,7 +65,7 @@ class ModelCalls:
         return Offer(run, await self._exports.model_of(run, number, wanted), None)
 
     async def _lent(self, client: Client, offer: Offer, context: Context) -> pb.ModelOffer:
-        outgoing, file = self._coordinator.outgoing, offer.file
+        outgoing, file = self._at_work.outgoing, offer.file
         outgoing.lend(file.name, file.path)
         await self._exports.tidy(offer.run, outgoing, self._store.released_rounds)
         if (size := await asyncio.to_thread(outgoing.size, file.name)) is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedmpq.exchange.wire import digest
 from fedmpq.server.blobs import BlobError, Blobs, BlobsAway, open_blobs
+from fedmpq.server.store.errors import StoreFailed
 from fedmpq.server.store.protocol import Store
 
 IN_STATE_FOLDER = ""
@@ -26,40 +27,40 @@ class OwnBlobs:
     def __init__(self, blobs: Blobs, store: Store, owner: str | None, location: str) -> None:
         self.lock: threading.Lock = blobs.lock
         self.location = location
-        self._blobs = blobs
-        self._store = store
-        self._owner = owner
+        self.behind = blobs
+        self.store = store
+        self.owner_id = owner
 
     def put(self, data: bytes) -> bytes:
         return self.put_all([data])[0]
 
     def put_all(self, items: Sequence[bytes]) -> list[bytes]:
         self._require_present()
-        self._store.record_blobs([digest(data) for data in items])
-        return self._blobs.put_all(items)
+        self.store.record_blobs([digest(data) for data in items])
+        return self.behind.put_all(items)
 
     def read(self, name: bytes) -> bytes:
         try:
-            return self._blobs.read(name)
+            return self.behind.read(name)
         except BlobError:
             # One is missing, or all of them are.
             self._require_present()
             raise
 
     def delete(self, name: bytes) -> None:
-        self._blobs.delete(name)
+        self.behind.delete(name)
 
     def names(self) -> Iterator[bytes]:
-        return self._blobs.names()
+        return self.behind.names()
 
     def owner(self) -> str | None:
-        return self._blobs.owner()
+        return self.behind.owner()
 
     def set_owner(self, owner: str) -> None:
-        self._blobs.set_owner(owner)
+        self.behind.set_owner(owner)
 
     def _require_present(self) -> None:
-        if self._owner is not None and self._blobs.owner() != self._owner:
+        if self.owner_id is not None and self.behind.owner() != self.owner_id:
             raise BlobsAway(f"{self.location} is away, or other payloads are in its place; bring it back")
 
 
@@ -68,12 +69,12 @@ def place_of_blobs(store: Store, given: str | None, state_blobs: Path) -> str:
     return given or store.fact("blobs") or str(state_blobs)
 
 
-def open_own_blobs(store: Store, given: str | None, state_blobs: Path) -> OwnBlobs:
+def open_own_blobs(store: Store, given: str | None, state_blobs: Path, *, shared: bool = False) -> OwnBlobs:
     """The blobs of this database, for its server; those of another are refused and left as they are."""
     location = place_of_blobs(store, given, state_blobs)
     found = open_blobs(location, make=False)
     owner = _agreed(store, found, location, state_blobs)
-    blobs = open_blobs(location)
+    blobs = open_blobs(location, shared=shared)
     if found.owner() is None:
         blobs.set_owner(owner)
     in_folder = _same_place(location, str(state_blobs))
@@ -83,6 +84,39 @@ def open_own_blobs(store: Store, given: str | None, state_blobs: Path) -> OwnBlo
     if (store.fact("id"), store.fact("blobs")) != (owner, remembered):
         store.remember(id=owner, blobs=remembered)
     return OwnBlobs(blobs, store, owner, location)
+
+
+class FrontBlobs(OwnBlobs):
+    """The same blobs for a front-end: it puts and reads, and the leader alone deletes. What a front-end finds
+    superfluous may be needed by another one."""
+
+    def delete(self, name: bytes) -> None:
+        pass
+
+
+def join_own_blobs(store: Store, given: str | None, state_blobs: Path) -> FrontBlobs:
+    """The blobs of a database whose leader has opened them; StoreFailed before that."""
+    owner, remembered = store.fact("id"), store.fact("blobs")
+    if owner is None or remembered is None:
+        raise StoreFailed("no leader has begun on this database yet; start one: fedmpq server --role leader")
+    location = place_of_blobs(store, given, state_blobs)
+    require_shared(location, state_blobs)
+    blobs = open_blobs(location, shared=True, make=False)
+    if blobs.owner() != owner:
+        raise BlobsAway(
+            f"the payloads of this database are not in {location}; they are in {remembered}: mount it here, "
+            "or name their place with --blobs"
+        )
+    return FrontBlobs(blobs, store, owner, location)
+
+
+def require_shared(location: str, state_blobs: Path) -> None:
+    """Raises BlobError for a place that other machines do not reach: the one in the state folder."""
+    if _same_place(location, str(state_blobs)):
+        raise BlobError(
+            f"the payloads are in {location}, which front-ends do not reach; name a place that the leader "
+            "and all front-ends share: --blobs s3://BUCKET/FOLDER, or a folder that is mounted everywhere"
+        )
 
 
 def _agreed(store: Store, found: Blobs, location: str, state_blobs: Path) -> str:

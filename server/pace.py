@@ -15,8 +15,9 @@ MOST_REST = 0.5
 class Pace:
     """Between two looks there is a rest, in which changes gather. With a few clients it is over at once."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, share: float = REST_SHARE) -> None:
         self._clock = clock
+        self._share = share
         self._began = self._ended = clock()
 
     def begin(self) -> None:
@@ -28,7 +29,7 @@ class Pace:
     @property
     def seconds(self) -> float:
         """Of the rest that is due after the last look."""
-        return min(MOST_REST, REST_SHARE * (self._ended - self._began))
+        return min(MOST_REST, self._share * (self._ended - self._began))
 
     async def rest(self) -> None:
         await asyncio.sleep(self.seconds)

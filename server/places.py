@@ -70,8 +70,13 @@ async def unrevoked(resources: Resources, client_ids: Iterable[str]) -> dict[str
 
 async def spares(resources: Resources, active: ActiveRun, stored: OpenedRound) -> list[Client]:
     """Connected clients that have no place in the round, or lost it."""
+    return without_place(await selectable(resources, active), active, stored)
+
+
+def without_place(ready: list[Client], active: ActiveRun, stored: OpenedRound) -> list[Client]:
+    """Those of the clients that have no place in the round, or lost it."""
     taken = _taken(active, stored)
-    return [one for one in await selectable(resources, active) if one.client_id not in taken]
+    return [one for one in ready if one.client_id not in taken]
 
 
 async def spares_may_come(resources: Resources, active: ActiveRun, stored: OpenedRound) -> bool:
@@ -92,8 +97,9 @@ async def may_begin(resources: Resources, active: ActiveRun, ready: list[Client]
         return True
     if config.min_clients is not None or not ready:
         return False
-    # Those who have said that they cannot take part are not waited for.
-    unable = sum(bool(each.declined) for each in resources.connections.open())
+    # Those who have said that they cannot take part are not waited for, nor those whom the run does not take.
+    connected = resources.connections.open()
+    unable = sum(bool(each.declined) or not active.may_train(each.client) for each in connected)
     if len(ready) + unable >= config.least_clients:
         return True
     if not active.members:

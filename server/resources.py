@@ -6,17 +6,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from fedmpq.exchange.messages import Phase
 from fedmpq.server.blobs import Blobs, Outgoing
 from fedmpq.server.connections import Connections
+from fedmpq.server.read_ahead import ReadAhead
+from fedmpq.server.round_facts import PHASE_SECONDS
 from fedmpq.server.store.errors import StoreFailed
 from fedmpq.server.store.protocol import Store
-from fedmpq.server.store.records import ENDED, Run
+from fedmpq.server.store.records import ENDED, Commit, Run
 from fedmpq.system.logs import say
 
 T = TypeVar("T")
@@ -53,6 +56,16 @@ class Tally:
     phase_seconds: Counter[str] = field(default_factory=Counter)
     """Seconds of merged rounds by `method.history.PHASES`."""
 
+    def add(self, phase: Phase, commit: Commit, seconds: float, before: Mapping[str, Any]) -> None:
+        """A merge that took so long, with what was known of its round before."""
+        self.rounds += phase == "training"
+        self.calibrations += phase == "calibration"
+        self.bytes_up += sum(commit.bytes_up.values())
+        self.bytes_down += sum(commit.bytes_down.values())
+        self.round_seconds += seconds
+        self.phase_seconds.update(commit.metrics.get(PHASE_SECONDS, {}))
+        self.phase_seconds.subtract(before.get(PHASE_SECONDS, {}))
+
 
 class Workers:
     """Threads for whole models, apart from the others: the allocator keeps, for each thread, what its largest
@@ -61,6 +74,7 @@ class Workers:
     def __init__(self) -> None:
         self._checkers = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="check")
         self._merger = ThreadPoolExecutor(1, thread_name_prefix="merge")
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
 
     async def check(self, work: Callable[..., T], *arguments: Any) -> T:
         """A few at a time."""
@@ -70,9 +84,14 @@ class Workers:
         """One piece at a time."""
         return await _run(self._merger, work, *arguments)
 
+    def sweep(self, work: Callable[[], None]) -> Future[None]:
+        """Beside all else, from any thread."""
+        return self._sweeper.submit(work)
+
     def shutdown(self) -> None:
         self._checkers.shutdown()
         self._merger.shutdown()
+        self._sweeper.shutdown()
 
 
 async def _run(threads: Executor, work: Callable[..., T], *arguments: Any) -> T:
@@ -94,6 +113,7 @@ class Resources:
     waiting_since: float = field(default=0.0, init=False)
     """When `waiting_for` became what it is."""
     _waiting_for: str = field(default="", init=False)
+    _sweeping: Future[None] | None = field(default=None, init=False)
 
     @property
     def waiting_for(self) -> str:
@@ -137,16 +157,48 @@ class Resources:
         if run.state in ENDED:
             raise Ended
 
-    def sweep(self) -> None:
-        """Delete merged answers, models that are kept no longer, and the round's outgoing payloads."""
-        self.sweep_blobs()
+    def sweep(self, *, wait: bool = True) -> None:
+        """Delete merged answers, models that are kept no longer, and the round's outgoing payloads. Who does
+        not wait goes on while blobs are deleted: no round is open, and `put_answers` waits."""
+        if isinstance(self.blobs, ReadAhead):
+            # No round is open, so nothing that a front-end has just put is among them.
+            self.blobs.delete_later(self.store.recorded_blobs() - self.store.blobs_in_use())
+        elif wait:
+            self.sweep_blobs()
+        else:
+            self._sweeping = self.workers.sweep(self._sweep_if_it_can)
         self.outgoing.keep_only(())
+
+    def freeing(self, commit: Callable[[], T]) -> T:
+        """What the commit gives; the blobs that no fact refers to any more after it are deleted, and no
+        others: of an answer that is on its way the blob is there before its fact is."""
+        with self.blobs.lock:
+            before = self.store.blobs_in_use()
+            given = commit()
+            self._delete(before - self.store.blobs_in_use())
+        return given
+
+    def _sweep_if_it_can(self) -> None:
+        try:
+            self.sweep_blobs()
+        except OSError as error:
+            # The next sweep finds them.
+            log.warning("payloads that are needed no more stay for now: %s", error)
+
+    def put_answers(self, items: Sequence[bytes]) -> list[bytes]:
+        """The names of answers' blobs, durable now. No fact refers to them yet, so none may be put while
+        blobs are swept."""
+        if self._sweeping is not None:
+            self._sweeping.result()
+        return self.blobs.put_all(items)
 
     def sweep_blobs(self) -> None:
         """Delete the blobs that this store has recorded and that no fact of it refers to; no others."""
         with self.blobs.lock:
-            gone = self.store.recorded_blobs() - self.store.blobs_in_use()
-            for name in gone:
-                self.blobs.delete(name)
-            if gone:
-                self.store.forget_blobs(gone)
+            self._delete(self.store.recorded_blobs() - self.store.blobs_in_use())
+
+    def _delete(self, gone: set[bytes]) -> None:
+        for name in gone:
+            self.blobs.delete(name)
+        if gone:
+            self.store.forget_blobs(gone)

@@ -29,15 +29,22 @@ def run_described(active: ActiveRun) -> pb.Event:
 
 def work_assigned(work: RoundWork, seat: Seat, seconds_left: float) -> pb.Event:
     """The seat's work; 0 seconds left: there is no deadline."""
-    active, address = work.active, work.address
+    active, address = work.active, work.address.sent(seat)
+    own = seat.payload, seat.payload_bytes
+    plain = work.plain_payload(seat)
+    payload, payload_bytes = plain or own
+    coded_payload, coded_bytes = own if plain else (b"", 0)
     return pb.Event(
         assignment=pb.Assignment(
             run_id=address.run_id,
             round=address.number,
             client=seat.client,
             seed=active.config.seed,
-            payload=seat.payload,
-            payload_bytes=seat.payload_bytes,
+            payload=payload,
+            payload_bytes=payload_bytes,
+            coded_payload=coded_payload,
+            coded_bytes=coded_bytes,
+            reads_coded=True,
             plan=plan_to_message(active.method.recipe.plan_of(address.number)),
             seconds_left=seconds_left,
             evaluate=work.evaluates,

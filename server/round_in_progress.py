@@ -15,11 +15,10 @@ from typing import Any
 
 from fedmpq.server.accepting import Accepting
 from fedmpq.server.connections import Connection
-from fedmpq.server.merge_failures import NOT_THE_ANSWERS, merge_failure
+from fedmpq.server.merge_failures import blaming
 from fedmpq.server.readiness import describe
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_events import work_assigned, work_cancelled
-from fedmpq.server.round_facts import PHASE_SECONDS
 from fedmpq.server.round_time import RoundTime
 from fedmpq.server.round_work import Merged, RoundWork, Seating
 from fedmpq.server.store.errors import UpdateRefused
@@ -84,40 +83,51 @@ class RoundInProgress:
     def address(self) -> RoundAddress:
         return self._stored.address
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to wait for, once it has been merged."""
+        return True
+
     # Placing
 
     def place(self, client_id: str, address: RoundAddress) -> Seat | None:
         """The client's seat, if this is the round it speaks of."""
+        seat = self._seat_of(client_id)
+        return seat if seat is not None and self.address.sent(seat) == address else None
+
+    def _seat_of(self, client_id: str) -> Seat | None:
         member = self.active.members.get(client_id)
-        if member is None or address != self.address:
-            return None
-        return self._seats.get(member.client)
+        return None if member is None else self._seats.get(member.client)
 
     def assign(self) -> None:
         """Send their work to all who have not answered and are connected; the others get it when they are."""
         for seat in self.stored.seats_in("selected"):
-            self._assign(seat)
+            self.assign_to(seat)
 
     def greet(self, connection: Connection) -> None:
         """A client that has just connected gets its unfinished work."""
-        seat = self.place(connection.client.client_id, self.address)
+        seat = self._seat_of(connection.client.client_id)
         if seat is not None and seat.state == "selected":
             self._send_work(connection, seat)
 
-    def _assign(self, seat: Seat) -> None:
+    def assign_to(self, seat: Seat) -> None:
+        """The seat's work, if its client is connected."""
         connection = self._connections.get(self.active.client_id(seat.client))
         if connection is not None:
             self._send_work(connection, seat)
 
     def _send_work(self, connection: Connection, seat: Seat) -> None:
         describe(connection, self.active)
-        left = self.time.left
+        left = self._seconds_left(seat)
         connection.send(work_assigned(self.work, seat, 0.0 if left is None else max(0.001, left)))
+
+    def _seconds_left(self, seat: Seat) -> float | None:
+        return self.time.left
 
     def cancel(self, seats: Iterable[Seat], reason: str, address: RoundAddress | None = None) -> None:
         """Tell these clients that the round goes on, or ends, without them: this one, or `address`."""
-        event = work_cancelled(address or self.address, reason)
         for seat in seats:
+            event = work_cancelled((address or self.address).sent(seat), reason)
             self._connections.send(self.active.client_id(seat.client), event)
 
     def note(self, client_id: str, doing: str) -> None:
@@ -131,19 +141,20 @@ class RoundInProgress:
     async def add_answers(self, answers: Sequence[Answered]) -> list[str | UpdateRefused]:
         """One transaction for all of them, and what is known here changes with it."""
         async with self._lock:
-            receipts = await asyncio.to_thread(self._store.add_answers, self.address, answers)
+            receipts = await self._add_answers(answers)
             for answer, receipt in zip(answers, receipts, strict=True):
                 if isinstance(receipt, str):
                     self._answered(answer, receipt)
         return receipts
 
+    async def _add_answers(self, answers: Sequence[Answered]) -> list[str | UpdateRefused]:
+        return await asyncio.to_thread(self._store.add_answers, self.address, answers)
+
     def _answered(self, new: Answered, receipt_id: str) -> None:
         known = self._seats.get(new.client)
         if known is not None and known.state == "selected":
             answer = Answer(new.payload, new.payload_bytes, receipt_id)
-            self._change(replace(known, state="updated", answer=answer))
-            self._resources.tally.updates += 1
-            self.time.answered(new.client)
+            self._change(known, replace(known, state="updated", answer=answer))
 
     async def reject(self, seat: Seat, reason: str) -> None:
         """Count a bad answer against its sender."""
@@ -151,11 +162,7 @@ class RoundInProgress:
             rejected = await asyncio.to_thread(self._store.reject_answer, self.address, seat.client, reason)
             if not rejected:
                 return
-            self._change(replace(seat, state="rejected", reason=reason))
-            self.active.strike(seat.client)
-        self._resources.tally.rejected += 1
-        what = f"{self.work.answer_name} rejected"
-        self.say(what, level=logging.WARNING, client=seat.client, reason=reason)
+            self._change(seat, replace(seat, state="rejected", reason=reason))
         self._connections.changed.ring()
 
     async def decline(self, seat: Seat, reason: str) -> None:
@@ -163,19 +170,48 @@ class RoundInProgress:
         async with self._lock:
             if not await asyncio.to_thread(self._store.decline, self.address, seat.client, reason):
                 return
-            self._change(replace(seat, state="declined", reason=reason))
-            self.declines[self.active.client_id(seat.client)] += 1
-        self.say("client declined", level=logging.WARNING, client=seat.client, reason=reason)
+            self._change(seat, replace(seat, state="declined", reason=reason))
         self._connections.changed.ring()
+
+    async def refresh(self, stored: Callable[[], Round | None]) -> list[tuple[Seat | None, Seat]] | None:
+        """Others may have written to the store: the seats that have changed, as they were known here and as
+        they are; None: another round is open, or none."""
+        async with self._lock:
+            fresh = await asyncio.to_thread(stored)
+            if fresh is None or fresh.address != self.address:
+                return None
+            before, self.stored = self._seats, fresh
+            changed = [(before.get(seat.client), seat) for seat in fresh.seats]
+        changed = [(old, new) for old, new in changed if old != new]
+        for old, new in changed:
+            self._learn(old, new)
+        return changed
+
+    def _learn(self, old: Seat | None, new: Seat) -> None:
+        """A place has ended, here or elsewhere: it is counted and told."""
+        if old is None or old.state != "selected" or old.payload != new.payload:
+            return
+        if new.state == "updated":
+            self._resources.tally.updates += 1
+            self.time.answered(new.client)
+        elif new.state == "rejected":
+            self._resources.tally.rejected += 1
+            self.active.strike(new.client)
+            what = f"{self.work.answer_name} rejected"
+            self.say(what, level=logging.WARNING, client=new.client, reason=new.reason)
+        elif new.state == "declined":
+            self.declines[self.active.client_id(new.client)] += 1
+            self.say("client declined", level=logging.WARNING, client=new.client, reason=new.reason)
 
     async def change(self, store: Callable[[], Round]) -> None:
         """The store has the round in another form."""
         async with self._lock:
             self.stored = await asyncio.to_thread(store)
 
-    def _change(self, changed: Seat) -> None:
+    def _change(self, old: Seat, changed: Seat) -> None:
         self._seats[changed.client] = changed
         self._seats_are_newer = True
+        self._learn(old, changed)
 
     # Changing who is in it
 
@@ -222,7 +258,7 @@ class RoundInProgress:
         for seat in self.stored.seats:
             if seat.client in new:
                 self.time.placed(seat.client)
-                self._assign(seat)
+                self.assign_to(seat)
 
     async def keep_time(self) -> None:
         """After a restart: the store has the deadline that this process counts down to."""
@@ -252,11 +288,11 @@ class RoundInProgress:
         self.active.measured(merged.commit.metrics)
         self._count(merged)
 
-    async def _close(self, pending: Sequence[Seat]) -> None:
-        """The round takes no more; those it waited for hear so."""
+    async def _close(self, pending: Sequence[Seat], reason: str = "") -> None:
+        """The round takes no more; those it waited for hear so, and why."""
         gone = all(self._connections.get(self.active.client_id(seat.client)) is None for seat in pending)
         faster = "it was away, and enough others had answered" if gone else "enough others were faster"
-        reason = "the deadline passed" if self.time.is_late else faster
+        reason = reason or ("the deadline passed" if self.time.is_late else faster)
         async with self._lock:
             self.stored = await asyncio.to_thread(self._store.close_round, self.address, reason)
         waited_for = {seat.client for seat in pending}
@@ -269,29 +305,16 @@ class RoundInProgress:
 
     def _commit(self) -> tuple[Merged, list[Member]]:
         timing = self.time.timing()
-        try:
-            with self._resources.blobs.lock:
-                merged = self.work.finish(self._store, self.stored, timing, self._resources.clock)
-        except NOT_THE_ANSWERS:
-            raise
-        except Exception as error:
-            log.info("a merge failed", exc_info=error)
-            raise merge_failure(error, self.work, self.stored, timing) from error
-        self._resources.sweep()
+        with blaming(self.work, self.stored, timing), self._resources.blobs.lock:
+            merged = self.work.finish(self._store, self.stored, timing, self._resources.clock)
+        self._resources.sweep(wait=False)
         return merged, self._store.members(merged.run.run_id)
 
     def _count(self, merged: Merged) -> None:
-        tally, commit = self._resources.tally, merged.commit
-        tally.rounds += self.work.phase == "training"
-        tally.calibrations += self.work.phase == "calibration"
-        tally.bytes_up += sum(commit.bytes_up.values())
-        tally.bytes_down += sum(commit.bytes_down.values())
-        tally.round_seconds += self.time.elapsed
         # A calibration's facts are those of the whole round, whose training was counted before.
         before = self.stored.trained.metrics if isinstance(self.stored, CalibrationRound) else {}
-        tally.phase_seconds.update(commit.metrics.get(PHASE_SECONDS, {}))
-        tally.phase_seconds.subtract(before.get(PHASE_SECONDS, {}))
-        self.say(self.work.merged_words, of=self.active.config.rounds, **_told(commit.metrics))
+        self._resources.tally.add(self.work.phase, merged.commit, self.time.elapsed, before)
+        self.say(self.work.merged_words, of=self.active.config.rounds, **_told(merged.commit.metrics))
 
     # Telling the operator
 

@@ -6,14 +6,18 @@ import asyncio
 
 from fedmpq.server.active_run import ActiveRun
 from fedmpq.server.agreed_range import agree, is_open
+from fedmpq.server.buffer_in_progress import BufferInProgress
+from fedmpq.server.buffered_work import BufferedWork
+from fedmpq.server.calibration_work import CalibrationWork
 from fedmpq.server.collecting import LOOK_SECONDS
 from fedmpq.server.learned_deadline import slowest_answers
+from fedmpq.server.opened_work import training_work, work_of
 from fedmpq.server.pace import Pace
 from fedmpq.server.places import may_begin, selectable
 from fedmpq.server.readiness import describe_to_all
 from fedmpq.server.resources import Resources
 from fedmpq.server.round_in_progress import RoundInProgress
-from fedmpq.server.round_work import CalibrationWork, Seating, TrainingWork, work_of
+from fedmpq.server.round_work import RoundWork, Seating, TrainingWork
 from fedmpq.server.store.records import Client, Member, Round, Run, TrainingRound
 
 
@@ -22,7 +26,7 @@ async def take_up(resources: Resources, active: ActiveRun, stored: Round) -> Rou
     slowest = await asyncio.to_thread(slowest_answers, resources.store, active.run.run_id)
     work = work_of(active, stored, slowest)
     await resources.workers.merge(work.make_payloads_again, stored.seats, resources.outgoing)
-    taken_up = RoundInProgress(resources, work, stored, new=False)
+    taken_up = _in_progress(resources, work, stored, new=False)
     await taken_up.keep_time()
     return taken_up
 
@@ -42,12 +46,18 @@ async def _open_training(resources: Resources, active: ActiveRun) -> RoundInProg
     began = resources.clock()
     slowest = await asyncio.to_thread(slowest_answers, resources.store, active.run.run_id)
     work, seating = await resources.workers.merge(
-        TrainingWork.plan, active, connected, resources.outgoing, slowest
+        training_work(active).plan, active, connected, resources.outgoing, slowest
     )
     opened, members, run = await asyncio.to_thread(_store_opening, resources, work, seating, began)
     active.seated(work.model.bit_widths, members)
     active.run = run
-    return RoundInProgress(resources, work, opened, new=True)
+    return _in_progress(resources, work, opened, new=True)
+
+
+def _in_progress(resources: Resources, work: RoundWork, stored: Round, *, new: bool) -> RoundInProgress:
+    if isinstance(work, BufferedWork):
+        return BufferInProgress(resources, work, stored, new=new)
+    return RoundInProgress(resources, work, stored, new=new)
 
 
 def _store_opening(

@@ -1,4 +1,4 @@
-"""What the clients of an open round do, and what becomes of their answers: training, and calibration.
+"""What the clients of an open round do, and what becomes of their answers; of all kinds, and of training.
 
 All of it blocks, and all of it can be done again after a crash with the same result: it depends on stored
 facts only.
@@ -7,45 +7,42 @@ facts only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedmpq.exchange.messages import Calibration, Evaluation, Phase
-from fedmpq.exchange.wire import decode_calibration
-from fedmpq.method.archive import Tensors, pack_model
+from fedmpq.exchange.messages import Phase
+from fedmpq.exchange.wire import WireError, decode_update
 from fedmpq.method.evaluation import reported_accuracies
 from fedmpq.method.quantized_method import select_clients
 from fedmpq.method.state import ClientRecord, GlobalModel
-from fedmpq.method.usable_model import check_usable
-from fedmpq.server.active_run import MAX_STRIKES, ActiveRun, ReplayError
+from fedmpq.server.active_run import ActiveRun, ReplayError
 from fedmpq.server.blobs import Outgoing
+from fedmpq.server.checked_model import Keep, kept_if_usable, not_kept
+from fedmpq.server.held_updates import HeldUpdates
 from fedmpq.server.learned_deadline import SLOWEST, learned_seconds
-from fedmpq.server.round_facts import PHASE_SECONDS, Measured, checked_facts, measured_on, time_facts, traffic
+from fedmpq.server.round_facts import Measured, checked_facts, measured_on, time_facts, traffic
 from fedmpq.server.round_time import Clock, Timing
 from fedmpq.server.sent_model import SentModel
 from fedmpq.server.store.protocol import Store
 from fedmpq.server.store.records import (
-    CalibrationCommit,
     Client,
     Commit,
     Member,
     OpenedRound,
-    Round,
     RoundAddress,
     Run,
     Seat,
     TrainingCommit,
-    TrainingRound,
 )
 from fedmpq.server.stored_updates import Answers, StoredUpdates
-from fedmpq.server.validation import Expected, check_calibration, check_update
+from fedmpq.server.validation import Expected, check_update
 from fedmpq.system.stopwatch import Stopwatch
 
-AWAY_SECONDS = 60.0
-"""A calibration that has statistics of others waits no longer for boards that are not connected."""
+_PREPARED = 8
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,8 @@ class RoundWork(ABC):
         """What is sent, at the bit-widths each client is dealt."""
         self.address = RoundAddress(active.run.run_id, number, self.phase)
         self._sent = SentModel(active.graph, active.method.quantizer(model))
+        self.held = HeldUpdates()
+        """For a merge in this process."""
 
     # Dealing
 
@@ -102,25 +101,32 @@ class RoundWork(ABC):
 
     def deal(self, chosen: Sequence[ClientRecord], outgoing: Outgoing) -> tuple[Seat, ...]:
         """A seat for each, its payload ready to be downloaded."""
-        seats: list[Seat] = []
-        made: dict[tuple[int, ...], tuple[bytes, int]] = {}
+        seats, made = list[Seat](), dict[tuple[int, ...], tuple[bytes, int]]()
         for record in chosen:
             widths = self.active.method.deal(self.model, record)
             if widths not in made:
-                data = self._sent.payload(widths)
-                made[widths] = outgoing.put(data), len(data)
+                made[widths] = self._sent.offer(widths, outgoing)
             seats.append(Seat(record.client, widths, *made[widths]))
         return tuple(seats)
 
     def make_payloads_again(self, seats: Sequence[Seat], outgoing: Outgoing) -> None:
         """After a restart: whatever the round's clients may still want to download is there again."""
-        for name, widths in {seat.payload: seat.bit_widths for seat in seats}.items():
-            if not outgoing.holds(name) and outgoing.put(self._sent.payload(widths)) != name:
+        for name, seat in {seat.payload: seat for seat in seats}.items():
+            widths, sent = seat.bit_widths, self._sent_to(seat)
+            if not sent.offer_again(name, widths, outgoing):
                 raise ReplayError(
                     f"a payload of run {self.active.run.name!r}, round {self.address.number}, cannot be made "
                     "again: another version of fedmpq opened this round; go on with that one, or abort the "
                     "run"
                 )
+
+    def plain_payload(self, seat: Seat) -> tuple[bytes, int] | None:
+        """For boards that read no entropy codes; None: the seat's own payload is."""
+        return self._sent_to(seat).plain(seat.payload)
+
+    def _sent_to(self, seat: Seat) -> SentModel:
+        """What the seat's client was sent."""
+        return self._sent
 
     # Collecting
 
@@ -164,30 +170,50 @@ class RoundWork(ABC):
 
     def expected(self, seat: Seat, max_samples: int) -> Expected:
         """What the seat fixes about the answer."""
-        config = self.active.config
+        config, sent = self.active.config, self._sent_to(seat)
         return Expected(
             run_id=self.address.run_id,
-            round=self.address.number,
+            round=self.address.sent(seat).number,
             client=seat.client,
-            layers=self._sent.layers(seat.bit_widths),
-            side=self._sent.side(seat.bit_widths),
+            layers=sent.layers(seat.bit_widths),
+            side=sent.side(seat.bit_widths),
             max_samples=min(max_samples, config.max_samples),
             max_norm=config.max_update_norm,
-            bounds=self._sent.statistics_bounds(seat.bit_widths),
+            bounds=sent.statistics_bounds(seat.bit_widths),
             update=self.active.method.recipe.plan.update,
         )
 
     @abstractmethod
-    def check(self, data: bytes, seat: Seat, max_samples: int) -> None:
-        """Raises Rejected if that is no answer to what the seat was dealt."""
+    def check(self, name: bytes, data: bytes, seat: Seat, max_samples: int) -> None:
+        """Raises Rejected if the blob of that name is no answer to what the seat was dealt."""
 
     @abstractmethod
+    def hold(self, name: bytes, data: bytes) -> None:
+        """An answer that somebody else has checked: what its merge needs is made now, if there is room."""
+
+    def prepare_checks(self, seats: Sequence[Seat]) -> None:
+        """What the checks of most answers need; of many different bit-widths some."""
+        for widths in list(dict.fromkeys(seat.bit_widths for seat in seats))[:_PREPARED]:
+            self._sent.statistics_bounds(widths)
+
     def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
         """Merge the answers of a closed round and store what it has come to."""
+        model, commit = self.prepare(closed, timing)
+        return Merged(self.commit(store, commit, clock()), model, commit)
+
+    def prepare(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, Commit]:
+        """The same without the last step: the model is durable, and the commit names it."""
+        return self.attempt(closed, timing, self.active.blobs.put)
 
     @abstractmethod
-    def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, Commit]:
-        """What the answers of a closed round come to, with nothing stored and the commit's `model` empty.
+    def commit(self, store: Store, commit: Commit, now: float) -> Run:
+        """Store what the round has come to."""
+
+    @abstractmethod
+    def attempt(
+        self, closed: OpenedRound, timing: Timing, keep: Keep = not_kept
+    ) -> tuple[GlobalModel, Commit]:
+        """What the answers of a closed round come to, with nothing but the model stored, by `keep`.
 
         Raises if they make no model that boards can run, or one that is too much worse than the last.
         """
@@ -200,10 +226,6 @@ class RoundWork(ABC):
     def _dealt_model(self, answers: Answers) -> GlobalModel:
         """The run's model, with the bit-widths at which those who answered were sent it."""
         return replace(self.active.model, dealt={seat.client: seat.bit_widths for seat, _ in answers})
-
-    def _keep(self, model: GlobalModel) -> bytes:
-        """The model as a durable blob."""
-        return self.active.blobs.put(pack_model(Tensors.of(model)))
 
     def _measured_here(self, model: GlobalModel) -> Measured:
         """By the server on its test data, if it has any and it is time."""
@@ -222,7 +244,7 @@ class TrainingWork(RoundWork):
     def __init__(self, active: ActiveRun, model: GlobalModel, target: int, slowest: Sequence[float]) -> None:
         super().__init__(active, model, active.next_round)
         self.target = target
-        """Clients a whole round has."""
+        """Clients a whole round has; changes that make the next version, where merges are asynchronous."""
         self._slowest = slowest
 
     @classmethod
@@ -239,7 +261,7 @@ class TrainingWork(RoundWork):
             records = [member.record for member in candidates]
             model = active.method.start(model.weights, model.side, records)
         target = config.target(len(connected))
-        work = cls(active, model, target, slowest)
+        work = cls(active, model, config.asynchronous or target, slowest)
         return work, work._seat(candidates, config.selected(target, len(candidates)), outgoing)
 
     @property
@@ -269,29 +291,36 @@ class TrainingWork(RoundWork):
     def evaluates(self) -> bool:
         return self.active.config.test_data is None
 
-    def check(self, data: bytes, seat: Seat, max_samples: int) -> None:
-        check_update(self.active.graph, data, self.expected(seat, max_samples))
+    def check(self, name: bytes, data: bytes, seat: Seat, max_samples: int) -> None:
+        self.held.keep(name, check_update(self.active.graph, data, self.expected(seat, max_samples)))
 
-    def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
-        model, commit = self.attempt(closed, timing)
-        commit = replace(commit, model=self._keep(model))
-        return Merged(store.commit_round(self.address.run_id, commit, clock()), model, commit)
+    def hold(self, name: bytes, data: bytes) -> None:
+        # One that cannot be read so is the merge's to tell of.
+        with suppress(WireError):
+            self.held.keep(name, decode_update(self.active.graph, data)[1])
 
-    def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, TrainingCommit]:
+    def commit(self, store: Store, commit: Commit, now: float) -> Run:
+        assert isinstance(commit, TrainingCommit)
+        return store.commit_round(self.address.run_id, commit, now)
+
+    def attempt(
+        self, closed: OpenedRound, timing: Timing, keep: Keep = not_kept
+    ) -> tuple[GlobalModel, TrainingCommit]:
         """The next global model and the facts to commit."""
         clock = Stopwatch()
         active, answers = self.active, closed.answers()
-        stored = StoredUpdates(active.graph, active.blobs, answers)
-        merged = _undealt(active.method.merge(self._dealt_model(answers), stored))
+        stored = StoredUpdates(active.graph, active.blobs, answers, self.held)
+        merged = undealt(self._merge(answers, stored))
         updates = stored.told()
         clock.end("merging")
         due = active.calibrates_after(merged.round)
         here = self._calibrated_here(merged) if due else None
         merged, due = here or merged, due and here is None
+        ready = not due and (here is not None or not active.method.calibrates)
         clock.end("calibrating")
-        check_usable(active.method, merged)
+        name = kept_if_usable(active.method, merged, keep)
         # What is handed out is measured, and that is not ready before its calibration.
-        measured = Measured() if due else self._measured_here(merged)
+        measured = self._measured_here(merged) if ready else Measured()
         if active.config.test_data is None:
             told = {update.client: update.evaluation for update in updates}
             measured = Measured(reported_accuracies(told), "clients", of_this=False)
@@ -319,8 +348,8 @@ class TrainingWork(RoundWork):
         return merged, TrainingCommit(
             round=merged.round,
             last=not due and merged.round >= active.config.rounds,
-            ready=not due and (here is not None or not active.method.calibrates),
-            model=b"",
+            ready=ready,
+            model=name,
             bit_widths=merged.bit_widths,
             records=[record for record in merged.clients if record.client in seated],
             accuracies=measured.accuracies,
@@ -330,118 +359,15 @@ class TrainingWork(RoundWork):
             keep_models=active.config.keep_models,
         )
 
+    def _merge(self, answers: Answers, updates: StoredUpdates) -> GlobalModel:
+        return self.active.method.merge(self._dealt_model(answers), updates)
+
     def _calibrated_here(self, merged: GlobalModel) -> GlobalModel | None:
         """With statistics of the server's own images; None: it has none, so clients are asked."""
         images = self.active.images.calibration()
         return None if images is None else self.active.method.calibrated_on(merged, images.images)
 
 
-class CalibrationWork(RoundWork):
-    """Clients measure the statistics of what the last round made, as their devices would run it."""
-
-    phase = "calibration"
-    activity = "measuring"
-    answer_name = "calibration"
-    merged_words = "round calibrated"
-
-    def __init__(self, active: ActiveRun, trained: TrainingRound) -> None:
-        super().__init__(active, active.model.final, active.model.round)
-        self._trained = trained
-
-    def deal_to_all(self, outgoing: Outgoing) -> tuple[Seat, ...]:
-        """To those that have just trained, being at hand; at the end of the run to everybody, whoever may be
-        reached by then."""
-        active = self.active
-        if active.model.round >= active.config.rounds:
-            chosen = {member.client for member in active.members.values() if member.strikes < MAX_STRIKES}
-        else:
-            chosen = {seat.client for seat in self._trained.seats_in("updated")}
-        return self.deal([record for record in active.model.clients if record.client in chosen], outgoing)
-
-    @property
-    def seconds(self) -> float:
-        return self.active.config.calibration_seconds
-
-    @property
-    def needed(self) -> int:
-        return 1
-
-    @property
-    def grace(self) -> float:
-        return min(AWAY_SECONDS, self.active.config.away_seconds)
-
-    @property
-    def closes_early(self) -> bool:
-        return False
-
-    def replacements(self, *, missing: int, available: int) -> int:
-        # Statistics cost little: whoever is here is asked, beside those who may yet answer.
-        return available
-
-    def progress(self, answered: int, seats: int) -> str:
-        return f"{answered} of statistics of {seats}"
-
-    @property
-    def evaluates(self) -> bool:
-        return self.active.config.test_data is None
-
-    def check(self, data: bytes, seat: Seat, max_samples: int) -> None:
-        check_calibration(self.active.graph, data, self.expected(seat, max_samples))
-
-    def finish(self, store: Store, closed: OpenedRound, timing: Timing, clock: Clock) -> Merged:
-        model, commit = self.attempt(closed, timing)
-        commit = replace(commit, model=self._keep(model))
-        return Merged(store.commit_calibration(self.address.run_id, commit, clock()), model, commit)
-
-    def attempt(self, closed: OpenedRound, timing: Timing) -> tuple[GlobalModel, CalibrationCommit]:
-        """The model with the statistics that clients measured, and the facts to commit."""
-        clock = Stopwatch()
-        active, answers = self.active, closed.answers()
-        told: dict[int, Evaluation | None] = {}
-        found = self._calibrations(answers, told)
-        model = _undealt(active.method.calibrated(self._dealt_model(answers), found))
-        clock.end("calibrating")
-        check_usable(active.method, model)
-        measured = self._measured_here(model)
-        if active.config.test_data is None:
-            measured = Measured(reported_accuracies(told), "clients")
-        facts = dict(self._trained.metrics) | (self._facts(model, measured) if measured.accuracies else {})
-        clock.end("measuring")
-        bytes_up, bytes_down = traffic(closed)
-        metrics = facts | {
-            "calibrated_on": "clients",
-            "calibrated_by": len(answers),
-            "rejected": facts.get("rejected", 0) + len(closed.seats_in("rejected")),
-            **time_facts(facts.get(PHASE_SECONDS, {}), clock.seconds, {"calibrating": timing.elapsed}),
-            "bytes_up": facts.get("bytes_up", 0) + sum(bytes_up.values()),
-            "bytes_down": facts.get("bytes_down", 0) + sum(bytes_down.values()),
-        }
-        return model, CalibrationCommit(
-            round=model.round,
-            last=model.round >= active.config.rounds,
-            model=b"",
-            accuracies=measured.accuracies,
-            bytes_up=bytes_up,
-            bytes_down=bytes_down,
-            metrics=metrics,
-            keep_models=active.config.keep_models,
-        )
-
-    def _calibrations(self, answers: Answers, told: dict[int, Evaluation | None]) -> Iterator[Calibration]:
-        """Read one after the other; what each client has measured is noted in `told`."""
-        for _, answer in answers:
-            _, found = decode_calibration(self.active.graph, self.active.blobs.read(answer.payload))
-            told[found.client] = found.evaluation
-            yield found
-
-
-def work_of(active: ActiveRun, stored: Round, slowest: Sequence[float]) -> RoundWork:
-    """The work of a round that is open in the store."""
-    if isinstance(stored, TrainingRound):
-        return TrainingWork(active, active.model, stored.target, slowest)
-    return CalibrationWork(active, stored.trained)
-
-
-def _undealt(model: GlobalModel) -> GlobalModel:
+def undealt(model: GlobalModel) -> GlobalModel:
     """A new model that nobody has been sent yet."""
     return replace(model, dealt={})

@@ -43,7 +43,8 @@ class RunConfig(MethodSettings):
     name: str
     _: KW_ONLY
     clients_per_round: int | None = None
-    """Clients that train in a round; or else `participation` says which share of those connected."""
+    """Clients that train in a round, or at a time; or else `participation` says which share of those
+    connected."""
     participation: float | None = None
     min_clients: int | None = None
     """Connected clients without which no round begins.
@@ -105,6 +106,7 @@ class RunConfig(MethodSettings):
                 self._check_choice("export", wanted, FORMATS)
         self._check_numbers()
         self._check_clients()
+        self._check_buffer()
         self._check_images()
         boards_calibrate = self.calibrates and self.calibration_data is None
         if self.max_accuracy_drop is not None and self.test_data is None and not boards_calibrate:
@@ -140,6 +142,27 @@ class RunConfig(MethodSettings):
             raise ConfigError(
                 f"min_clients = {self.min_clients} is below clients_per_round = {self.clients_per_round}: "
                 "a round could not be filled"
+            )
+
+    def _check_buffer(self) -> None:
+        """Settings of rounds that mean nothing without them."""
+        if self.asynchronous is None:
+            return
+        if self.asynchronous > self.least_clients:
+            least = "clients_per_round" if self.min_clients is None else "min_clients"
+            raise ConfigError(
+                f"asynchronous = {self.asynchronous} is above {least} = {self.least_clients}: a merge takes "
+                f"one change of each board, so it might never be made; lower it, or raise min_clients"
+            )
+        if self.over_selection:
+            raise ConfigError(
+                f"over_selection = {self.over_selection:g} does not go with asynchronous, where nobody is "
+                "selected for a round: leave it out, and let clients_per_round exceed asynchronous"
+            )
+        if self.quorum != 1:
+            raise ConfigError(
+                f"quorum = {self.quorum:g} does not go with asynchronous, where a merge is made of so many "
+                "changes, whoever sent them: leave it out, and lower asynchronous"
             )
 
     def _check_images(self) -> None:
@@ -195,7 +218,10 @@ class RunConfig(MethodSettings):
         return min(connected, math.ceil(target * (1 + self.over_selection) - 1e-9))
 
     def calibrates_after(self, round_number: int) -> bool:
-        """Whether the statistics of what this round made are measured: if it is evaluated."""
+        """Whether the statistics of what this round made are measured: if it is evaluated. Where merges are
+        asynchronous boards are asked after the last one only: before, they are at work on others."""
+        if self.asynchronous is not None and self.calibration_data is None:
+            return self.calibrates and round_number >= self.rounds
         return self.calibrates and self.evaluates(round_number)
 
     def needed(self, target: int) -> int:

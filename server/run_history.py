@@ -42,14 +42,16 @@ def _facts(store: Store, run_id: str, number: int, names: Mapping[int, str]) -> 
         bit_widths=tuple(metrics["bit_widths"]),
         seconds=metrics["seconds"],
         phases=metrics.get(PHASE_SECONDS, {}),
-        clients=tuple(_client(seat, names[seat.client]) for seat in stored.seats),
+        clients=tuple(
+            _client(seat, names[seat.client], stored.address.staleness(seat)) for seat in stored.seats
+        ),
         undone=metrics.get("undone", ""),
         metric=metrics.get(METRIC, "accuracy"),
         others=metrics.get(OTHERS, {}),
     )
 
 
-def _client(seat: Seat, name: str) -> ClientFacts:
+def _client(seat: Seat, name: str, staleness: int) -> ClientFacts:
     return ClientFacts(
         client=seat.client,
         name=name,
@@ -58,4 +60,5 @@ def _client(seat: Seat, name: str) -> ClientFacts:
         bit_widths=seat.bit_widths,
         bytes_up=0 if seat.answer is None else seat.answer.payload_bytes,
         bytes_down=seat.payload_bytes,
+        staleness=staleness,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedmpq.method.quantized_method import QuantizedMethod
-from fedmpq.method.registry import MethodError, integer_method
+from fedmpq.method.registry import MethodError, buffering_method, integer_method
 from fedmpq.model.graph import Graph
 from fedmpq.server.run_config import ConfigError, RunConfig
 from fedmpq.system.named_object import NamedObjectError
@@ -22,4 +22,9 @@ def served_method(config: RunConfig, graph: Graph) -> QuantizedMethod:
             "server checks every upload against what it sent, on the grids of QuantizedMethod; derive the "
             "class from fedmpq.method.quantized_method.QuantizedMethod"
         )
+    if config.asynchronous is not None:
+        try:
+            return buffering_method(method)
+        except MethodError as error:
+            raise ConfigError(f"method = {config.method!r}: {error}") from None
     return method

@@ -41,6 +41,7 @@ def run_facts(run: pb.RunStatus) -> dict[str, Any]:
         "phase": run.phase,
         "selected": run.selected,
         "updates": run.updates,
+        "wanted": run.wanted or None,
         "bytes_up": run.bytes_up,
         "bytes_down": run.bytes_down,
         "created": _moment(run, "created"),
@@ -64,6 +65,7 @@ def _metrics_facts(metrics: pb.RoundMetrics) -> dict[str, Any]:
         "loss": metrics.loss,
         "seconds": metrics.seconds,
         "updates": metrics.updates,
+        "staleness": metrics.staleness if metrics.HasField("staleness") else None,
         "rejected": metrics.rejected,
         "cut": metrics.cut,
         "bytes_up": metrics.bytes_up,
@@ -85,6 +87,7 @@ def _client_facts(client: pb.ClientStatus) -> dict[str, Any]:
         "max_samples": client.max_samples if client.HasField("max_samples") else None,
         "max_budget": client.max_budget if client.HasField("max_budget") else None,
         "state": client.state,
+        "staleness": client.staleness,
         "bit_widths": list(client.bit_widths),
         "bytes_up": client.bytes_up,
         "bytes_down": client.bytes_down,
@@ -142,7 +145,7 @@ def status_line(status: pb.ServerStatus) -> str:
     if not status.HasField("run"):
         return f"no run yet, {clients}"
     run = status.run
-    answered = f", {run.updates}/{run.selected} {_answers(run)}" if run.selected else ""
+    answered = f", {run.updates}/{run.wanted or run.selected} {_answers(run)}" if run.selected else ""
     traffic = f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}"
     metric = _metric(run).title
     return f"{run_line(run)}{answered}, {metric} {_mean_accuracy(run)}, {traffic}, {clients}"
@@ -166,6 +169,9 @@ def _run_lines(status: pb.ServerStatus) -> Table:
 def _open_round(run: pb.RunStatus) -> str:
     if not run.selected:
         return ""
+    if run.wanted:
+        at_work = f"{run.selected - run.updates} boards at work"
+        return f"; merge {run.round + 1} has {run.updates} of {run.wanted} updates, {at_work}"
     what = "its calibration" if run.phase == "calibration" else f"round {run.round + 1}"
     return f"; {what} has {run.updates} of {run.selected} {_answers(run)}"
 
@@ -184,8 +190,10 @@ def _add_metrics(grid: Table, run: pb.RunStatus) -> None:
     grid.add_row(metric.title, _mean_accuracy(run) + (f"; {each}" if each else "") + where)
     grid.add_row("bit-widths", widths_text(metrics.bit_widths))
     lost = f", {metrics.rejected} rejected, {metrics.cut} cut" if metrics.rejected or metrics.cut else ""
+    age = f" of {metrics.staleness:.1f} merges ago" if metrics.HasField("staleness") else ""
     grid.add_row(
-        "last round", f"{metrics.seconds:.1f} s, loss {metrics.loss:.3f}, {metrics.updates} updates{lost}"
+        "last merge" if age else "last round",
+        f"{metrics.seconds:.1f} s, loss {metrics.loss:.3f}, {metrics.updates} updates{age}{lost}",
     )
 
 

@@ -64,6 +64,8 @@ def run_status(run: Run, opened: Round | None, last: TrainingRound | None) -> pb
         status.selected = sum(seat.state not in LEFT for seat in opened.seats)
         status.updates = len(opened.seats_in("updated"))
         status.phase = opened.address.phase
+        if run.config.get("asynchronous") and isinstance(opened, TrainingRound):
+            status.wanted = opened.target
         status.opened.CopyFrom(timestamp(opened.opened))
         if opened.deadline is not None:
             status.deadline.CopyFrom(timestamp(opened.deadline))
@@ -103,6 +105,7 @@ def client_status(client: Client, member: Member | None, opened: Round | None) -
     if seat is not None:
         status.state, status.bit_widths = seat.state, bytes(seat.bit_widths)
         status.reason = seat.reason
+        status.staleness = opened.address.staleness(seat) if opened else 0
     return status
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 from fedmpq.exchange.wire import DIGEST_BYTES, WireError, phase_from_message, phase_to_message
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server.accepting import DamagedUpload
-from fedmpq.server.coordinator import Coordinator
+from fedmpq.server.at_work import AtWork
 from fedmpq.server.incoming import Incoming, Memory
 from fedmpq.server.refusals import Context, refuse, refuse_argument
 from fedmpq.server.store.errors import UpdateRefused
@@ -43,10 +43,10 @@ class UploadCalls:
     is being read, and an honest client that was cut off meanwhile gets its receipt.
     """
 
-    def __init__(self, coordinator: Coordinator, transfers: TransferQueue) -> None:
-        self._coordinator = coordinator
-        self._store = coordinator.store
-        self._uploads = coordinator.uploads
+    def __init__(self, at_work: AtWork, transfers: TransferQueue) -> None:
+        self._at_work = at_work
+        self._store = at_work.store
+        self._uploads = at_work.uploads
         self._transfers = transfers
         self._memory = Memory()
         self._receiving: dict[str, Receiving] = {}
@@ -92,7 +92,7 @@ class UploadCalls:
         self, client: Client, address: RoundAddress, payload: bytes, context: Context
     ) -> pb.Receipt | None:
         """The receipt of an answer the server has; None if the client may send it; else it is refused."""
-        seat = self._coordinator.place(client.client_id, address)
+        seat = self._at_work.place(client.client_id, address)
         if seat is not None and seat.state == "selected":
             return None
         if _is_plausible(address):
@@ -103,7 +103,7 @@ class UploadCalls:
             await refuse_argument(context, f"this client's update was rejected: {seat.reason}")
         if seat is None or seat.state != "selected":
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, _not_selected(seat, address.number))
-        if self._coordinator.place(client.client_id, address) is None:
+        if self._at_work.place(client.client_id, address) is None:
             run = await asyncio.to_thread(self._store.run, address.run_id)
             if run.state in ENDED:
                 await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"the run is {run.state}")
@@ -122,12 +122,12 @@ class UploadCalls:
             return receipt
         await self._check_size(header, address, context)
         incoming = mine.incoming = await self._begin(client.client_id, header, context)
-        self._coordinator.note_upload(client.client_id)
+        self._at_work.note_upload(client.client_id)
         try:
             async with self._transfers.transfer(client.client_id, upload=True) as transfer:
                 await self._receive(header, incoming, mine, transfer, context)
         except BaseException:
-            if self._coordinator.place(client.client_id, address) is not None:
+            if self._at_work.place(client.client_id, address) is not None:
                 await incoming.keep_what_can_be()
             else:
                 await incoming.drop()
@@ -135,7 +135,7 @@ class UploadCalls:
         return await self._accept(client.client_id, header, address, incoming, context)
 
     async def _check_size(self, header: pb.UploadHeader, address: RoundAddress, context: Context) -> None:
-        active = self._coordinator.active
+        active = self._at_work.active
         limit = active.upload_limit(address.phase) if active is not None else 0
         if header.payload_bytes > limit:
             await refuse_argument(
@@ -219,7 +219,7 @@ class UploadCalls:
         """The receipt; raises what is wrong with the upload. A disk that fails leaves it for the next try."""
         try:
             upload = await incoming.whole()
-            receipt_id = await self._coordinator.accept(client_id, address, header.payload, upload)
+            receipt_id = await self._at_work.accept(client_id, address, header.payload, upload)
         except OSError:
             await incoming.keep_what_can_be()
             raise
@@ -227,7 +227,7 @@ class UploadCalls:
             await incoming.drop()
             # What was stored of it before a power cut may be at fault, and not its sender.
             if isinstance(error, DamagedUpload) and header.offset == 0:
-                await self._coordinator.reject(client_id, address, str(error))
+                await self._at_work.reject(client_id, address, str(error))
             raise
         finally:
             incoming.release()

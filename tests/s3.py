@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -58,4 +59,6 @@ def running_s3(folder: Path) -> Iterator[S3]:
     words += ["--config", str(folder / "rclone.conf"), str(folder / "buckets")]
     with Program([rclone, *words], folder / "s3.log") as program:
         wait_for_port(port, program)
+        # fsspec keeps a connection for each set of arguments, whatever the environment says by now.
+        importlib.import_module("s3fs").S3FileSystem.clear_instance_cache()
         yield S3(port, program)

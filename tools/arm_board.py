@@ -3,7 +3,9 @@
     ARM_CPU=cortex-a76 python -m tools.arm_board SCRIPT [ARGUMENT...]
 
 makes the board in build/arm when it is not there yet (about a minute), then runs SCRIPT on it as its Python
-would; without SCRIPT it only makes it. cortex-a72 (the default) is a Raspberry Pi 4, cortex-a76 a Pi 5.
+would; without SCRIPT it only makes it. cortex-a72 (the default) is a Raspberry Pi 4, cortex-a76 a Pi 5. max
+is no CPU in particular but multiplies matrices of bytes (i8mm), as a Cortex-A510 or a Graviton 3 does; it is
+told to have no SVE.
 Nothing is installed, and root is not needed: Debian's packages are downloaded by apt from wherever this
 machine gets its own, and unpacked; wheels come by pip. Results are those of a real board, bit for bit; times
 mean nothing.
@@ -25,7 +27,7 @@ from tools.wheels import WheelError, install
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "arm"
 
-# What a Pi's kernel says of each CPU: features, variant, part, revision.
+# What a board's kernel says of each CPU: features, variant, part, revision.
 CPUS = {
     "cortex-a72": ("fp asimd evtstrm crc32 cpuid", "0x0", "0xd08", 3),
     "cortex-a76": (
@@ -34,7 +36,15 @@ CPUS = {
         "0xd0b",
         1,
     ),
+    "max": (
+        "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc asimddp i8mm",
+        "0x0",
+        "0xd46",
+        0,
+    ),
 }
+# What qemu is told where the name alone is not enough.
+QEMU_CPU = {"max": "max,sve=off"}
 DEBIAN_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 # Folders that live in /usr; older packages still name them without it.
 MERGED = ("bin", "lib", "sbin")
@@ -201,7 +211,7 @@ def _make_cpu(folder: Path, cpu: str, qemu: str, python: Path) -> None:
     launcher.write_text(
         "#!/bin/sh\n"
         f'export LD_LIBRARY_PATH="{libraries}"\n'
-        f'exec "{qemu}" -U LD_LIBRARY_PATH -cpu {cpu} -L "{root}"'
+        f'exec "{qemu}" -U LD_LIBRARY_PATH -cpu {QEMU_CPU.get(cpu, cpu)} -L "{root}"'
         f' -E PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{folder / "site"}" "{python}" "$@"\n',
         encoding="utf-8",
     )

@@ -22,7 +22,7 @@ from tools.arm_board import Board, BoardError
 from tools.instruction_marks import AFTER, BEFORE
 
 TOOLS = Path(__file__).resolve().parent
-OWN_ISA = {"cortex-a72": "neon", "cortex-a76": "neon_dot"}
+OWN_ISA = {"cortex-a72": "neon", "cortex-a76": "neon_dot", "max": "neon_i8mm"}
 
 Counts = Counter[str]
 

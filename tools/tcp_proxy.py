@@ -7,9 +7,10 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 CHUNK = 1 << 14
+P = TypeVar("P", bound="Proxy")
 
 
 class Passed(NamedTuple):
@@ -44,7 +45,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self: P) -> P:
         self._thread.start()
         self._run(self._listen())
         return self
@@ -99,7 +100,7 @@ class Proxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         try:
-            out_reader, out_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            out_reader, out_writer = await self._reach()
         except OSError:
             writer.transport.abort()
             return
@@ -110,6 +111,10 @@ class Proxy:
             )
         finally:
             self._writers -= {writer, out_writer}
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Where the next connection goes to; an OSError closes it."""
+        return await asyncio.open_connection("127.0.0.1", self.target)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
         try:

@@ -113,6 +113,7 @@ def _toolchain(architecture: str) -> str:
         f"set(CMAKE_SYSTEM_PROCESSOR {architecture})",
         f'set(CMAKE_CXX_COMPILER "{_zig()}" c++)',
         f"set(CMAKE_CXX_COMPILER_TARGET {architecture}-linux-gnu.{GLIBC})",
+        "set(FEDMPQ_AVX_VNNI_TWIN OFF)",
         # The same for CMake's trial programs: zig compiles its C++ library anew for other flags.
         "set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)",
         "set(CMAKE_EXE_LINKER_FLAGS_INIT -s)",

@@ -85,12 +85,14 @@ class Layout:
                     buffer.life.first = self._moment
         self._moment += 1
 
-    def place(self) -> int:
+    def place(self, all_spare: bool = False) -> int:
         """Choose the places; the bytes needed in all.
 
-        Spare buffers get one as long as the step needs no more than a sixth of room on top for them, the last
-        ones first: those live the shortest.
+        Spare buffers get one, either all of them or as long as the step needs no more than a sixth of room on
+        top for them, the last ones first: those live the shortest.
         """
+        if all_spare:
+            return _place([*self._buffers, *self._spare])
         spare, most = self._affordable()
         needed = _place([*self._buffers, *spare])
         while spare and needed > most:  # there were gaps between buffers

@@ -21,16 +21,15 @@ from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.tensors import StoredCodes
 from fedmpq.model.activations import CodeFormat
-from fedmpq.model.randomness import Draws
 from fedmpq.model.task import Task
 from fedmpq.training.arena import Layout, StepBuffer
+from fedmpq.training.client_draws import ClientDraws
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.side_tensors import SideTensors
 
 Shape = tuple[int, int, int]
-Doubles = NDArray[np.float64]
 
-_SUM_ROWS, _WORK_ROWS = 4, 5
+_SUM_ROWS = 4
 
 
 def single(value: float) -> float:
@@ -51,8 +50,17 @@ class Tensor:
     high: int
     images: int
     shape: Shape
-    scale: float = 0.0
-    """The real value is `scale * code`, in the step under way; a float32."""
+    number: c_float = field(default_factory=c_float)
+    """The scale, as calls read it."""
+
+    @property
+    def scale(self) -> float:
+        """The real value is `scale * code`, in the step under way; a float32."""
+        return self.number.value
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self.number.value = value
 
     @property
     def codes(self) -> StoredCodes:
@@ -85,15 +93,6 @@ class Scratch:
     def __init__(self, layout: Layout, channels: int) -> None:
         self.sums = layout.buffer(_SUM_ROWS * channels, np.float64)
         """What kernels add up."""
-        self.work = layout.buffer(_WORK_ROWS * channels, np.float64)
-
-    def sum_rows(self, channels: int) -> Doubles:
-        found: Doubles = self.sums.array[: _SUM_ROWS * channels].reshape(_SUM_ROWS, channels)
-        return found
-
-    def work_rows(self, channels: int) -> Doubles:
-        found: Doubles = self.work.array[: _WORK_ROWS * channels].reshape(_WORK_ROWS, channels)
-        return found
 
 
 @dataclass
@@ -102,7 +101,7 @@ class Binding:
 
     layers: dict[str, TrainedLayer]
     side: SideTensors
-    draws: Draws
+    draws: ClientDraws
     threads: int
     float_errors: bool
     step: c_uint32

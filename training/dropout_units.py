@@ -26,11 +26,11 @@ class DropForward:
 
     @classmethod
     def bind(cls, unit: DropUnit, binding: Binding) -> DropForward:
-        source, draws, dropout = binding.tensors[unit.source], binding.draws, unit.dropout
+        source, dropout = binding.tensors[unit.source], unit.dropout
         channels, height, width = source.shape
         extent = FedmpqExtent(source.images, height * width, channels)
         target = binding.new_tensor(source.images, source.shape, source.low, source.high)
-        counter = Counter(draws.seed, draws.client, draws.round, unit.index, 0)
+        counter = binding.draws.counter(unit.index)
         run = bound_shapes.drop(
             source.codes,
             extent,

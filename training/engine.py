@@ -75,14 +75,15 @@ class _Entry:
     attribute: str
     install: str
     options: Mapping[str, bool] = field(default_factory=dict)
+    amply: Mapping[str, bool] = field(default_factory=dict)
+    """What it is asked for besides where memory is ample."""
 
 
 _LAB, _EDGE = (f'pip install "fedmpq[{extra}]"' for extra in ("lab", "edge"))
+_NATIVE = "fedmpq.training.native_engine"
 _ENGINES = {
-    "native": _Entry("fedmpq.training.native_engine", "NativeEngine", _EDGE),
-    "native-float-errors": _Entry(
-        "fedmpq.training.native_engine", "NativeEngine", _EDGE, {"float_errors": True}
-    ),
+    "native": _Entry(_NATIVE, "NativeEngine", _EDGE, amply={"ample": True}),
+    "native-float-errors": _Entry(_NATIVE, "NativeEngine", _EDGE, {"float_errors": True}),
     "torch": _Entry("fedmpq.training.torch_engine", "TorchEngine", _LAB),
 }
 DEFAULT_ENGINE = "native"
@@ -92,8 +93,9 @@ def engine_names() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
-def make_engine(name: str, threads: int | None = None) -> Engine:
-    """The engine of that name on so many threads (all cores by default).
+def make_engine(name: str, threads: int | None = None, ample: bool = False) -> Engine:
+    """The engine of that name on so many threads (all cores by default), which may take more memory where it
+    is `ample`, if that makes it faster.
 
     One that cannot be loaded is an error, never another engine instead.
     """
@@ -106,5 +108,6 @@ def make_engine(name: str, threads: int | None = None) -> Engine:
         raise EngineError(
             f"engine {name!r} cannot be loaded ({error}); install it: {entry.install}"
         ) from error
-    engine: Engine = factory(threads=threads, **entry.options)
+    options = {**entry.options, **(entry.amply if ample else {})}
+    engine: Engine = factory(threads=threads, **options)
     return engine

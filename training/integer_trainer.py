@@ -15,8 +15,8 @@ class IntegerTrainer:
 
     def __init__(self, graph: Graph, engine: str) -> None:
         self._graph = graph
-        # One for all clients: it keeps its memory, and each loads it anew.
-        self._engine = make_engine(engine, threads=1)
+        # One for all clients: it keeps its memory, and each loads it anew. No board's memory is scarce here.
+        self._engine = make_engine(engine, threads=1, ample=True)
 
     def train(self, assignment: Assignment, data: Dataset) -> Update:
         return run_local_round(self._engine, self._graph, assignment, data)

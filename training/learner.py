@@ -5,48 +5,56 @@ Errors come in units of the integer weights, `e * s_w`: so per-channel steps nee
 
 from __future__ import annotations
 
-import math
 from ctypes import c_float
 from typing import Protocol
 
 import numpy as np
 
-from fedmpq.kernels import bound
+from fedmpq.kernels import bound, bound_maps
 from fedmpq.kernels.call import Call
-from fedmpq.kernels.memory import Buffer
-from fedmpq.kernels.tensors import Conv, Counter
+from fedmpq.kernels.memory import Buffer, Memory
+from fedmpq.kernels.tensors import Conv
 from fedmpq.model.randomness import Purpose
 from fedmpq.training import float_errors as floats
 from fedmpq.training.arena import StepBuffer
-from fedmpq.training.binding import Binding, single
+from fedmpq.training.binding import Binding
 from fedmpq.training.native_plan import ProductUnit
 from fedmpq.training.side_tensors import NotFinite
-
-_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class Learner:
     """The last part of a layer's backward pass, bound; its arrays are used only once they have places."""
 
     def __init__(
-        self, unit: ProductUnit, conv: Conv, weights: StepBuffer, error: Buffer, binding: Binding
+        self,
+        unit: ProductUnit,
+        conv: Conv,
+        weights: StepBuffer,
+        error: Buffer,
+        greatest: Memory,
+        images: int,
+        binding: Binding,
     ) -> None:
+        """`greatest` has the greatest magnitude of the errors of each of so many images."""
         self._name, self._layer, self._step = unit.node.name, binding.layers[unit.node.name], binding.step
         frozen = unit.node.frozen
         self.gradient = binding.layout.buffer(0 if frozen else conv.weights, np.float32)
+        scales = ErrorScales(unit, conv, greatest, images, binding)
+        self._measure = scales.call
         products: type[_Products] = _FloatProducts if binding.float_errors else _IntegerProducts
-        self._products = products(unit, conv, weights, error, self.gradient, binding)
+        self._products = products(unit, conv, weights, error, scales, self.gradient, binding)
         self.update: Call | None = None
         if not frozen:
             self.update = binding.bind(
                 bound.update_codes(self._layer.update, self.gradient, self._layer.codes)
             )
 
-    def learn(self, greatest: float) -> None:
-        """`greatest` is the greatest magnitude of the errors."""
-        if not math.isfinite(greatest):
-            raise NotFinite(f"the error of layer {self._name!r} is not finite")
-        self._products.run(greatest)
+    def learn(self) -> None:
+        try:
+            self._measure()
+        except FloatingPointError:
+            raise NotFinite(f"the error of layer {self._name!r} is not finite") from None
+        self._products.run()
         if self.update is None:
             return
         self._layer.update.step_number = self._step.value
@@ -54,6 +62,27 @@ class Learner:
             self.update()
         except FloatingPointError:
             raise NotFinite(f"the gradient of layer {self._name!r} is not finite") from None
+
+
+class ErrorScales:
+    """The scales of errors as 8-bit numbers and of the gradient that they give, found by a bound call."""
+
+    def __init__(
+        self, unit: ProductUnit, conv: Conv, greatest: Memory, images: int, binding: Binding
+    ) -> None:
+        numbers = np.zeros(2, np.float32)
+        self.scale, self.inverse = (
+            c_float.from_buffer(numbers.data),
+            c_float.from_buffer(numbers.data, numbers.itemsize),
+        )
+        self.of_gradient = binding.layout.buffer(conv.out_channels, np.float32)
+        """By output channel."""
+        source, layer = binding.tensors[unit.source], binding.layers[unit.node.name]
+        self.call = binding.bind(
+            bound_maps.error_scales(
+                greatest, images, source.number, layer.scale, conv.out_channels, numbers, self.of_gradient
+            )
+        )
 
 
 class _Products(Protocol):
@@ -65,11 +94,12 @@ class _Products(Protocol):
         conv: Conv,
         weights: StepBuffer,
         error: Buffer,
+        scales: ErrorScales,
         gradient: StepBuffer,
         binding: Binding,
     ) -> None: ...
 
-    def run(self, greatest: float) -> None: ...
+    def run(self) -> None: ...
 
 
 class _IntegerProducts:
@@ -81,22 +111,19 @@ class _IntegerProducts:
         conv: Conv,
         weights: StepBuffer,
         error: Buffer,
+        scales: ErrorScales,
         gradient: StepBuffer,
         binding: Binding,
     ) -> None:
-        self._source, self._layer = binding.tensors[unit.source], binding.layers[unit.node.name]
-        self._scales = binding.layout.buffer(conv.out_channels, np.float32)
-        self._scale, self._inverse = c_float(), c_float()
-        threads, draws = binding.threads, binding.draws
-        counter = Counter(draws.seed, draws.client, draws.round, unit.index, 0)
+        source, threads = binding.tensors[unit.source], binding.threads
         rounded = binding.layout.buffer(conv.images * conv.outputs, np.int8)
         self._round = binding.bind(
             bound.quantize_error(
                 error,
                 conv.images,
                 conv.outputs,
-                self._inverse,
-                counter,
+                scales.inverse,
+                binding.draws.counter(unit.index),
                 Purpose.ERROR,
                 threads,
                 rounded,
@@ -105,30 +132,24 @@ class _IntegerProducts:
         )
         self._pass_on = None
         if unit.source not in binding.unlearnt:
-            out, known = binding.error_of(unit.source, self._source)
+            out, known = binding.error_of(unit.source, source)
             self._pass_on = binding.bind(
-                bound.conv_backward_input(conv, rounded, weights, self._scale, known, threads, out)
+                bound.conv_backward_input(conv, rounded, weights, scales.scale, known, threads, out)
             )
         self._differentiate = None
         if not unit.node.frozen:
             self._differentiate = binding.bind(
                 bound.conv_backward_weights(
-                    conv, self._source.codes, rounded, self._scales, threads, gradient
+                    conv, source.codes, rounded, scales.of_gradient, threads, gradient
                 )
             )
 
-    def run(self, greatest: float) -> None:
-        self._scale.value = greatest / 127
-        scale = self._scale.value
-        # Errors so small that the scale is denormal would have an infinite inverse; they count as nothing.
-        self._inverse.value = 1 / scale if scale >= _LEAST_NORMAL else 0.0
+    def run(self) -> None:
         self._round()
         if self._pass_on is not None:
             self._pass_on()
-        if self._differentiate is None:
-            return
-        np.divide(single(scale * self._source.scale), self._layer.scale, self._scales.array)
-        self._differentiate()
+        if self._differentiate is not None:
+            self._differentiate()
 
 
 class _FloatProducts:
@@ -140,6 +161,7 @@ class _FloatProducts:
         conv: Conv,
         weights: StepBuffer,
         error: Buffer,
+        scales: ErrorScales,
         gradient: StepBuffer,
         binding: Binding,
     ) -> None:
@@ -153,7 +175,7 @@ class _FloatProducts:
         out = () if self._out is None else (self._out,)
         binding.layout.use(error, weights, self._source.buffer, gradient, *out)
 
-    def run(self, greatest: float) -> None:
+    def run(self) -> None:
         conv, source = self._conv, self._source
         errors, weights = floats.widened(self._error.array), self._weights.array.astype(np.float32)
         if self._out is not None:

@@ -31,6 +31,7 @@ from fedmpq.model.state_checks import check_state
 from fedmpq.model.task import Answers, answer_problem, answers_of
 from fedmpq.system.machine import available_cores
 from fedmpq.training.arena import Arena
+from fedmpq.training.client_draws import ClientDraws
 from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError
 from fedmpq.training.losses import answers_each
 from fedmpq.training.native_layer import TrainedLayer
@@ -38,8 +39,9 @@ from fedmpq.training.native_plan import units_of
 from fedmpq.training.native_step import BoundStep, NativeStep
 from fedmpq.training.side_tensors import NotFinite, SideTensors
 
-# An epoch has two batch sizes, the last batch's and that of all others.
+# An epoch has two batch sizes, the last batch's and that of all others. Who trains many clients meets many.
 _STEPS_KEPT = 2
+_STEPS_KEPT_AMPLY = 16
 
 
 class NativeEngine:
@@ -47,26 +49,51 @@ class NativeEngine:
 
     `float_errors` leaves errors as they are instead of rounding them to 8 bits, to measure what that costs.
     It is slow, and its codes are not the same to the bit on every machine (module `float_errors`).
+
+    With `ample` memory all accumulators that are worth it are kept for the backward pass, and steps of more
+    batch sizes: faster, with the same codes.
     """
 
-    def __init__(self, threads: int | None = None, float_errors: bool = False) -> None:
+    def __init__(self, threads: int | None = None, float_errors: bool = False, ample: bool = False) -> None:
         if threads is not None and threads < 1:
             raise EngineError(f"threads = {threads}: the native engine needs at least one")
         self.threads = min(threads or available_cores(), MAX_THREADS)
-        self._float_errors = float_errors
+        self._float_errors, self._ample = float_errors, ample
         self._arena = Arena()
+        self._draws = ClientDraws()
+        self._bound_to: Graph | None = None
+        self._layers: dict[str, TrainedLayer] = {}
+        self._steps: dict[int, NativeStep] = {}
 
     def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
         check_state(graph, layers, side)
-        self._graph, self._plan, self._draws = graph, plan, draws
+        if self._takes(graph, layers, plan):
+            # What was bound for the client before serves this one: half of a short round is binding.
+            for name, layer in self._layers.items():
+                layer.load(layers[name], plan, draws)
+            self._side.load(side, plan)
+        else:
+            self._start(graph, layers, side, plan, draws)
+        self._graph, self._plan = graph, plan
+        self._draws.turn_to(draws)
+        self._step_number = 0
+
+    def _start(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+        self._bound_to = None
+        self._steps.clear()
         self._units = units_of(graph)
         self._layers = {
             node.name: TrainedLayer(layers[node.name], index, plan, draws)
             for index, node in enumerate(graph.layers)
         }
         self._side = SideTensors(side, self._units, plan, graph.frozen_side)
-        self._steps: dict[int, NativeStep] = {}
-        self._step_number = 0
+        self._bound_to = graph
+
+    def _takes(self, graph: Graph, layers: Layers, plan: TrainingPlan) -> bool:
+        """Whether it is the graph of before, with layers and a plan that need the same memory."""
+        return self._bound_to == graph and all(
+            layer.takes(layers[name], plan) for name, layer in self._layers.items()
+        )
 
     def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:
         strength = self._plan.learning_rate * self._plan.lasso / sum(self._graph.layer_sizes)
@@ -131,11 +158,11 @@ class NativeEngine:
             self.threads,
             self._float_errors,
         )
-        needed = bound.layout.place()
+        needed = bound.layout.place(all_spare=self._ample)
         if needed > self._arena.block.nbytes:
             self._steps.clear()
             self._arena.grow(needed)
-        elif len(self._steps) >= _STEPS_KEPT:
+        elif len(self._steps) >= (_STEPS_KEPT_AMPLY if self._ample else _STEPS_KEPT):
             del self._steps[next(iter(self._steps))]
         step = bound.put_into(self._arena.block)
         self._steps[images] = step

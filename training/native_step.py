@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_uint32
+from ctypes import c_float, c_uint32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from fedmpq.kernels.memory import Buffer
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Linear
 from fedmpq.model.never import assert_never
-from fedmpq.model.randomness import Draws
 from fedmpq.model.task import Answers
 from fedmpq.training.arena import Layout
 from fedmpq.training.binding import Binding, ForwardUnit, Scratch, Tensor
+from fedmpq.training.client_draws import ClientDraws
 from fedmpq.training.dropout_units import DropForward
 from fedmpq.training.lookup_units import LookupForward
 from fedmpq.training.losses import answer_buffer
@@ -55,7 +55,7 @@ class BoundStep:
         images: int,
         layers: dict[str, TrainedLayer],
         side: SideTensors,
-        draws: Draws,
+        draws: ClientDraws,
         threads: int,
         float_errors: bool,
     ) -> None:
@@ -142,7 +142,7 @@ def _image(graph: Graph, images: int) -> Tensor:
     pixels = Buffer(images * channels * height * width, np.uint8)
     low, high = -image.zero_point, 255 - image.zero_point
     scale = float(np.float32(image.scale))
-    return Tensor(pixels, low, high, images, (channels, height, width), scale)
+    return Tensor(pixels, low, high, images, (channels, height, width), c_float(scale))
 
 
 def _bound(unit: Unit, binding: Binding) -> ForwardUnit:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from fedmpq.exchange.messages import Phase, TrainingPlan
 from fedmpq.model.calibration import CALIBRATION_SAMPLES
@@ -97,6 +98,15 @@ def round_needs(
     graph: Graph, plan: TrainingPlan, phase: Phase, samples: int, evaluated: int, batch: int, threads: int
 ) -> Needs:
     """Of a round's phase, and of the evaluation of `evaluated` images, `batch` at a time."""
+    # A board asks for the same in every round of a run, in which rates alone change.
+    same = replace(plan, learning_rate=1.0, code_learning_rate=1.0)
+    return _round_needs(graph, same, phase, samples, evaluated, batch, threads)
+
+
+@lru_cache(maxsize=8)
+def _round_needs(
+    graph: Graph, plan: TrainingPlan, phase: Phase, samples: int, evaluated: int, batch: int, threads: int
+) -> Needs:
     if phase == "calibration":
         needs = forward_needs(graph, min(samples, CALIBRATION_SAMPLES), plan.batch_size, threads)
     else:

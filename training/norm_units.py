@@ -17,13 +17,9 @@ from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.kernels.tensors import Conv
 from fedmpq.model.activations import code_bounds
 from fedmpq.model.quantized import identity_layer
-from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding, Scratch, Tensor
 from fedmpq.training.native_plan import NormUnit
-from fedmpq.training.normalization import BoundNormMap
-from fedmpq.training.side_tensors import NotFinite, all_finite, clip_gradient
-
-Vector = NDArray[np.float32]
+from fedmpq.training.normalization import BoundNormMap, SideGradients, require_finite_map
 
 
 @dataclass(frozen=True)
@@ -37,6 +33,8 @@ class NormForward:
     weights: NDArray[np.int8]
     multiply: Call
     map: BoundNormMap
+    compute: Call
+    """The map of the step under way."""
     requantize: Call
 
     @classmethod
@@ -57,11 +55,12 @@ class NormForward:
         sums, threads = binding.scratch.sums, binding.threads
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, threads, acc, sums))
         ones = np.ones(channels, np.float32)
-        norm_map = BoundNormMap(conv, scale, None, target, binding, unit.norm, ones)
+        norm_map = BoundNormMap(conv, scale, None, source, target, binding, unit.norm, ones)
+        compute = norm_map.bind(binding)
         requantize = binding.bind(
             bound.requantize(acc, _extent(conv), norm_map.rescale, target.pairs, threads, target.buffer)
         )
-        return cls(unit, source, target, conv, weights, multiply, norm_map, requantize)
+        return cls(unit, source, target, conv, weights, multiply, norm_map, compute, requantize)
 
     def bind_backward(self, binding: Binding) -> BoundNorm:
         conv, layout, threads, maps = self.conv, binding.layout, binding.threads, self.map
@@ -81,11 +80,12 @@ class NormForward:
                 binding.scratch.sums,
             )
         )
-        means = layout.buffer(2 * conv.out_channels, np.float32)
-        mean_g, mean_gx = means.split(2)
+        norm = self.unit.norm
+        names = (f"{norm.name}.{part}" for part in ("bias", "weight"))
+        learnt = tuple(binding.side.gradients[binding.side.places[name]] for name in names)
+        side = SideGradients(f"{norm.name!r}", conv, self.unit.quantizer, learnt, norm, binding)
         greatest = layout.buffer(conv.images, np.float32)
         turned = layout.buffer(error.count, np.uint16) if shared else error
-        layout.use(binding.scratch.sums, binding.scratch.work, means)
         turn = binding.bind(
             bound.backward_error(
                 acc,
@@ -94,18 +94,14 @@ class NormForward:
                 maps.rescale,
                 maps.normalize,
                 maps.gain,
-                mean_g,
-                mean_gx,
+                *side.means,
                 threads,
                 turned,
                 greatest,
             )
         )
         added = binding.deliver(self.unit.source, turned)
-        names = (f"{self.unit.norm.name}.{part}" for part in ("bias", "weight"))
-        learnt = tuple(binding.side.gradients[binding.side.places[name]] for name in names)
-        clip = binding.side.clip_gradient(self.unit.quantizer)
-        return BoundNorm(self, NormBackward(sum_up, means, turn, added, clip, learnt))
+        return BoundNorm(self, NormBackward(sum_up, side, turn, added))
 
     def forward_only(self) -> BoundNorm:
         return BoundNorm(self, None)
@@ -116,15 +112,10 @@ class NormBackward:
     """The backward calls of a BatchNorm, bound."""
 
     sum_up: Call
-    means: StepBuffer
-    """Means of the errors and of the errors times the normalized values, by channel."""
+    side: SideGradients
     turn: Call
     """Errors of the codes to errors of what was normalized."""
     add_errors: Call | None
-    clip: Vector
-    """The gradient of the quantizer's clip, one element."""
-    learnt: tuple[Vector, ...]
-    """Gradients of beta and gamma."""
 
 
 @dataclass(frozen=True)
@@ -135,39 +126,27 @@ class BoundNorm:
     backward: NormBackward | None
 
     def settle(self, scratch: Scratch) -> Norm:
-        return Norm(self.forward, self.backward, scratch)
+        return Norm(self.forward, self.backward)
 
 
 class Norm:
     """A BatchNorm of codes with its rounding, ready to run."""
 
-    def __init__(self, forward: NormForward, backward: NormBackward | None, scratch: Scratch) -> None:
+    def __init__(self, forward: NormForward, backward: NormBackward | None) -> None:
         self.bound, self._back = forward, backward
-        channels = forward.conv.out_channels
-        self._map = forward.map.settle(scratch)
-        self._rows = scratch.sum_rows(channels)
-        self._pair = scratch.work_rows(channels)[:2]
-        self._count = forward.conv.images * forward.conv.pixels
+        self._name = f"{forward.unit.norm.name!r}"
 
     def forward(self) -> None:
         this = self.bound
         this.multiply()
-        self._map.compute(this.source.scale, this.target.scale)
-        if not all_finite(self._map.t):
-            raise NotFinite(f"the scale of {this.unit.norm.name!r} is not finite")
+        require_finite_map(this.compute, self._name)
         this.requantize()
 
     def backward(self) -> None:
         this = self._back
         assert this is not None
         this.sum_up()
-        if not all_finite(self._rows.reshape(-1)):
-            raise NotFinite(f"the error of {self.bound.unit.norm.name!r} is not finite")
-        this.clip[0] = clip_gradient(self.bound.unit.quantizer.op, *self._rows[2:])
-        for gradient, row in zip(this.learnt, self._rows, strict=False):
-            gradient[...] = row
-        np.divide(self._rows[:2], self._count, self._pair)
-        this.means.array.reshape(2, -1)[...] = self._pair
+        this.side.compute()
         this.turn()
         if this.add_errors is not None:
             this.add_errors()

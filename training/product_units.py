@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels import bound
+from fedmpq.kernels import bound, bound_maps
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.prototypes import FedmpqExtent
@@ -21,8 +21,8 @@ from fedmpq.training.learner import Learner
 from fedmpq.training.losses import bind_loss
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import ProductUnit, Quantizer
-from fedmpq.training.normalization import BoundMap, BoundNormMap
-from fedmpq.training.side_tensors import NotFinite, all_finite, clip_gradient
+from fedmpq.training.normalization import BoundMap, BoundNormMap, SideGradients, require_finite_map
+from fedmpq.training.side_tensors import NotFinite, all_finite
 
 Vector = NDArray[np.float32]
 
@@ -49,9 +49,13 @@ class ProductForward:
     target: Tensor
     conv: Conv
     weights: StepBuffer
+    fetch: Call
+    """The codes as integer weights."""
     multiply: Call
     kept: Kept | None
     map: BoundMap
+    compute: Call
+    """The map of the step under way."""
     requantize: Call
 
     @classmethod
@@ -64,19 +68,20 @@ class ProductForward:
         binding.tensors[unit.output] = target
         binding.sparing.add(unit.output)
         weights = binding.layout.buffer(conv.weights, np.int8)
+        fetch = _bind_weights(conv, layer, weights, binding)
         acc = binding.layout.buffer(conv.images * conv.outputs, np.int32)
         sums = None if unit.norm is None else binding.scratch.sums
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, sums))
         kept = None if unit.output in binding.unlearnt else _bind_keeping(conv, acc, binding)
-        channel_map = _bind_map(unit, conv, layer, target, binding)
+        channel_map = _bind_map(unit, conv, layer, source, target, binding)
+        compute = channel_map.bind(binding)
         requantize = binding.bind(
             bound.requantize(
                 acc, _extent(conv), channel_map.rescale, target.pairs, binding.threads, target.buffer
             )
         )
-        return cls(
-            unit, quantizer, layer, source, target, conv, weights, multiply, kept, channel_map, requantize
-        )
+        calls = fetch, multiply, kept, channel_map, compute, requantize
+        return cls(unit, quantizer, layer, source, target, conv, weights, *calls)
 
     def bind_backward(self, binding: Binding) -> BoundProduct:
         conv, layout, threads, this_map = self.conv, binding.layout, binding.threads, self.map
@@ -84,11 +89,12 @@ class ProductForward:
         shared = any(other is error for other in binding.errors.values())
         acc = layout.buffer(conv.images * conv.outputs, np.int32)
         sum_up, sum_kept = self._bind_sums(error, acc, binding)
-        means = layout.buffer(2 * conv.out_channels, np.float32)
-        mean_g, mean_gx = means.split(2)
+        name = f"layer {self.unit.node.name!r}"
+        side = SideGradients(
+            name, conv, self.quantizer, self._side_gradients(binding), self.unit.norm, binding
+        )
         greatest = layout.buffer(conv.images, np.float32)
         turned = layout.buffer(error.count, np.uint16) if shared else error
-        layout.use(binding.scratch.sums, binding.scratch.work, means)
         turn = binding.bind(
             bound.backward_error(
                 acc,
@@ -97,17 +103,14 @@ class ProductForward:
                 this_map.rescale,
                 this_map.normalize,
                 this_map.gain,
-                mean_g,
-                mean_gx,
+                *side.means,
                 threads,
                 turned,
                 greatest,
             )
         )
-        learner = Learner(self.unit, conv, self.weights, turned, binding)
-        gradients = binding.side.clip_gradient(self.quantizer), self._side_gradients(binding)
-        backward = ProductBackward(sum_up, sum_kept, means, greatest, turn, learner, *gradients)
-        return BoundProduct(self, backward)
+        learner = Learner(self.unit, conv, self.weights, turned, greatest, conv.images, binding)
+        return BoundProduct(self, ProductBackward(sum_up, sum_kept, side, turn, learner))
 
     def forward_only(self) -> BoundProduct:
         return BoundProduct(self, None)
@@ -140,16 +143,10 @@ class ProductBackward:
 
     sum_up: Call
     sum_kept: Call | None
-    means: StepBuffer
-    """BatchNorm's means of the errors and of the errors times the normalized values, by channel."""
-    greatest: StepBuffer
+    side: SideGradients
     turn: Call
     """Errors of the codes to errors of the accumulators."""
     learner: Learner
-    clip: Vector
-    """The gradient of the quantizer's clip, one element."""
-    learnt: tuple[Vector, ...]
-    """Gradients of beta and gamma, or of the bias, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ class BoundProduct:
     backward: ProductBackward | None
 
     def settle(self, scratch: Scratch) -> Product:
-        return Product(self.forward, self.backward, scratch)
+        return Product(self.forward, self.backward)
 
 
 class Product:
@@ -169,18 +166,9 @@ class Product:
     The backward pass computes accumulators again, unless there was room to keep them as 16-bit numbers.
     """
 
-    def __init__(self, forward: ProductForward, backward: ProductBackward | None, scratch: Scratch) -> None:
+    def __init__(self, forward: ProductForward, backward: ProductBackward | None) -> None:
         self.bound, self._backward = forward, backward
-        conv = forward.conv
-        channels = conv.out_channels
-        rows = scratch.sum_rows(channels)
-        self._map = forward.map.settle(scratch)
-        self._weights: NDArray[np.int8] = forward.weights.array
-        self._sums = scratch.sums.array[: 4 * channels]
-        self._of_errors, self._above, self._below = rows[:2], rows[2], rows[3]
-        self._pair = scratch.work_rows(channels)[:2]
-        self._rows = rows
-        self._count = conv.images * conv.pixels
+        self._name = f"layer {forward.unit.node.name!r}"
         self._keep = forward.kept.keep if forward.kept is not None and forward.kept.buffer.placed else None
         self._sum_up: Call | None = None
 
@@ -205,12 +193,10 @@ class Product:
 
     def forward(self) -> None:
         this = self.bound
-        this.layer.integer_weights(self._weights)
+        this.fetch()
         this.multiply()
         self._sum_up = self._keep_if_small()
-        self._map.compute(this.source.scale, this.target.scale)
-        if not all_finite(self._map.t):
-            raise NotFinite(f"the scale of layer {this.unit.node.name!r} is not finite")
+        require_finite_map(this.compute, self._name)
         this.requantize()
 
     def _keep_if_small(self) -> Call | None:
@@ -218,24 +204,11 @@ class Product:
         return self._back.sum_kept if self._keep is not None and self._keep() == 1 else None
 
     def backward(self) -> None:
-        (self._sum_up or self._back.sum_up)()
-        if not all_finite(self._sums):
-            raise NotFinite(f"the error of layer {self.bound.unit.node.name!r} is not finite")
-        self._differentiate_side()
-        self._back.turn()
-        self.learner.learn(float(np.maximum.reduce(self._back.greatest.array)))
-
-    def _differentiate_side(self) -> None:
-        """The gradients of side tensors from the sums over each channel, and BatchNorm's means."""
-        self._back.clip[0] = clip_gradient(self.bound.quantizer.op, self._above, self._below)
-        for gradient, row in zip(self._back.learnt, self._rows, strict=False):
-            gradient[...] = row
-        means = self._back.means.array.reshape(2, -1)
-        if self.bound.unit.norm is None:
-            means[...] = 0.0
-        else:
-            np.divide(self._of_errors, self._count, self._pair)
-            means[...] = self._pair
+        this = self._back
+        (self._sum_up or this.sum_up)()
+        this.side.compute()
+        this.turn()
+        this.learner.learn()
 
 
 @dataclass(frozen=True)
@@ -247,6 +220,7 @@ class LogitsForward:
     source: Tensor
     conv: Conv
     weights: StepBuffer
+    fetch: Call
     multiply: Call
     scale: StepBuffer
     gradient: StepBuffer
@@ -261,6 +235,7 @@ class LogitsForward:
         conv = conv_of(unit.op, source.images, *source.shape[1:])
         layout, side, classes = binding.layout, binding.side, conv.out_channels
         weights = layout.buffer(conv.weights, np.int8)
+        fetch = _bind_weights(conv, layer, weights, binding)
         acc = layout.buffer(conv.images * conv.outputs, np.int32)
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, None))
         scale = layout.buffer(classes, np.float32)
@@ -271,7 +246,7 @@ class LogitsForward:
         judge = binding.bind(
             bind_loss(binding.task, acc, conv.images, classes, scale, offset, binding.answers, gradient, loss)
         )
-        return cls(unit, layer, source, conv, weights, multiply, scale, gradient, loss, judge)
+        return cls(unit, layer, source, conv, weights, fetch, multiply, scale, gradient, loss, judge)
 
     def bind_backward(self, binding: Binding) -> BoundLogits:
         conv, side, bias = self.conv, binding.side, f"{self.unit.node.name}.bias"
@@ -279,10 +254,10 @@ class LogitsForward:
         halve = binding.bind(
             bound.halve_errors(self.gradient, conv.images, conv.out_channels, self.layer.scale, error)
         )
-        learner = Learner(self.unit, conv, self.weights, error, binding)
-        return BoundLogits(
-            self, halve, learner, side.gradients[side.places[bias]] if self.unit.op.bias else None
-        )
+        greatest = np.zeros(1, np.float32)
+        learner = Learner(self.unit, conv, self.weights, error, greatest, 1, binding)
+        gradient = side.gradients[side.places[bias]] if self.unit.op.bias else None
+        return BoundLogits(self, halve, greatest, learner, gradient)
 
     def forward_only(self) -> BoundLogits:
         raise AssertionError("the last unit has the loss, and its error")
@@ -295,6 +270,8 @@ class BoundLogits:
     forward: LogitsForward
     halve: Call
     """Gradients of the logits to bfloat16 errors of the accumulators."""
+    greatest: Vector
+    """The greatest magnitude of those, one element."""
     learner: Learner
     bias: Vector | None
     """The gradient of the layer's bias."""
@@ -308,14 +285,13 @@ class Logits:
 
     def __init__(self, both: BoundLogits) -> None:
         self.bound, self.learner, self._back = both.forward, both.learner, both
-        self._weights: NDArray[np.int8] = self.bound.weights.array
         conv = self.bound.conv
         self._rows: Vector = self.bound.gradient.array.reshape(conv.images, conv.out_channels)
         self.loss, self.right = 0.0, 0
 
     def forward(self) -> None:
         this = self.bound
-        this.layer.integer_weights(self._weights)
+        this.fetch()
         this.multiply()
         np.multiply(this.layer.scale, np.float32(this.source.scale), this.scale.array)
         if not all_finite(this.scale.array):
@@ -329,7 +305,8 @@ class Logits:
         if self._back.bias is not None:
             # One image after the other: a sum in another order is another number.
             self._back.bias[...] = np.add.accumulate(self._rows)[-1]
-        self.learner.learn(float(self._back.halve()))
+        self._back.greatest[0] = self._back.halve()
+        self.learner.learn()
 
 
 def _bind_keeping(conv: Conv, acc: Buffer, binding: Binding) -> Kept | None:
@@ -339,14 +316,18 @@ def _bind_keeping(conv: Conv, acc: Buffer, binding: Binding) -> Kept | None:
     return Kept(buffer, binding.bind(bound.keep(acc, conv.images, conv.outputs, binding.threads, buffer)))
 
 
+def _bind_weights(conv: Conv, layer: TrainedLayer, weights: StepBuffer, binding: Binding) -> Call:
+    return binding.bind(bound_maps.integer_weights(layer.codes, conv.weights, layer.bits, weights))
+
+
 def _bind_map(
-    unit: ProductUnit, conv: Conv, layer: TrainedLayer, target: Tensor, binding: Binding
+    unit: ProductUnit, conv: Conv, layer: TrainedLayer, source: Tensor, target: Tensor, binding: Binding
 ) -> BoundMap:
     side = binding.side
     offset = side.values[side.places[f"{unit.node.name}.bias"]] if unit.op.bias else None
     if unit.norm is None:
-        return BoundMap(conv, layer.scale, offset, target, binding)
-    return BoundNormMap(conv, layer.scale, offset, target, binding, unit.norm, layer.scale)
+        return BoundMap(conv, layer.scale, offset, source, target, binding)
+    return BoundNormMap(conv, layer.scale, offset, source, target, binding, unit.norm, layer.scale)
 
 
 def _extent(conv: Conv) -> FedmpqExtent:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.activations import MIN_CLIP, code_bounds
-from fedmpq.model.graph import BatchNorm, Node, Quantize
+from fedmpq.model.graph import BatchNorm, Node
 from fedmpq.model.quantized import Side
 from fedmpq.training.native_plan import LookupUnit, MulUnit, NormUnit, ProductUnit, Quantizer, SumUnit, Unit
 
@@ -26,13 +26,6 @@ Vector = NDArray[np.float32]
 
 class NotFinite(ArithmeticError):
     """Something that must be finite is not; says what."""
-
-
-def clip_gradient(op: Quantize, above: NDArray[np.floating], below: NDArray[np.floating]) -> float:
-    """The gradient of a quantizer's clip: the errors of what it clipped above, less those of what it clipped
-    below where codes have a sign; exact sums, in whatever order."""
-    gradient = math.fsum(above.tolist())
-    return gradient - math.fsum(below.tolist()) if op.signed else gradient
 
 
 def all_finite(values: NDArray[np.float32] | NDArray[np.float64]) -> bool:
@@ -51,20 +44,28 @@ class SideTensors:
         rounding = ProductUnit | NormUnit | SumUnit | MulUnit | LookupUnit
         quantized = [unit for unit in units if isinstance(unit, rounding)]
         self.quantizers = [unit.quantizer for unit in quantized if unit.quantizer is not None]
-        self._plan = plan
         self._shapes = {name: tensor.shape for name, tensor in side.items()}
         self.places = _places(side, [*map(clip_of, self.quantizers), *_learnt(products)])
-        self.values = _joined(side, self.places)
+        self.values = np.zeros(_length(self.places), np.float32)
         self.gradients = np.zeros_like(self.values)
         self._frozen = [self.places[name] for name in frozen if name in self.places]
-        self._momentum: Vector | None = None
         self._bounds, self._highs = _limits(self.quantizers)
         norms = [unit.norm for unit in products if unit.norm is not None]
         self.running_places = _places(side, [f"{n.name}.{part}" for part in _RUNNING for n in norms])
-        self._running = _joined(side, self.running_places)
+        self._running = np.zeros(_length(self.running_places), np.float32)
         weights = [_momentum_of(n) for _ in _RUNNING for n in norms]
         sizes = [place.stop - place.start for place in self.running_places.values()]
         self._running_weights = np.repeat(np.array(weights, np.float32), sizes)
+        self.load(side, plan)
+
+    def load(self, side: Side, plan: TrainingPlan) -> None:
+        """Take other values of the same tensors, where the ones before were; momentum starts at zero."""
+        self._plan = plan
+        self._momentum: Vector | None = None
+        self.gradients[...] = 0.0
+        for places, vector in ((self.places, self.values), (self.running_places, self._running)):
+            for name, place in places.items():
+                vector[place] = side[name].reshape(-1)
 
     def tensors(self) -> Side:
         """Copies, by name, in the order in which they came."""
@@ -155,9 +156,9 @@ def _places(side: Side, names: list[str]) -> dict[str, slice]:
     return {name: slice(end - side[name].size, end) for name, end in zip(names, ends, strict=True)}
 
 
-def _joined(side: Side, places: Mapping[str, slice]) -> Vector:
-    parts = [np.zeros(0, np.float32), *(side[name].reshape(-1) for name in places)]
-    return np.concatenate(parts).astype(np.float32)
+def _length(places: Mapping[str, slice]) -> int:
+    """Of a vector with these places."""
+    return max((place.stop for place in places.values()), default=0)
 
 
 def _limits(quantizers: list[Quantizer]) -> tuple[Vector, Vector]:

@@ -396,7 +396,7 @@ function openRound(place, run, live) {
   const waiting = names.length ? `; waiting for ${names.join(", ")}${more}` : "";
   const until = live.deadline ? `, until ${clock(live.deadline)} at most` : "";
   return [
-    `${what}: ${live.updates} of ${live.selected} ${answers} in${waiting}. `,
+    `${what}: ${live.updates} of ${live.wanted || live.selected} ${answers} in${waiting}. `,
     live.opened ? h("small", {}, `Open since ${clock(live.opened)}`, age(live.opened, " (", ")"), until, ".") : "",
   ];
 }
@@ -645,7 +645,8 @@ function showGrid(place, rounds) {
   const rows = [...names].sort((a, b) => a[0] - b[0]).map(([number, name]) => h("tr", {}, h("th", { scope: "row", title: name }, name), shown.map((round) => {
     const client = round.clients.find((one) => one.client === number);
     if (!client) return h("td", { class: "o-none", title: `${name}, round ${round.round}: not selected` }, "·");
-    const words = `${MEANINGS[client.outcome]}${client.reason ? `: ${client.reason}` : ""}`;
+    const behind = client.staleness ? `, ${count(client.staleness, "merge")} behind` : "";
+    const words = `${MEANINGS[client.outcome]}${behind}${client.reason ? `: ${client.reason}` : ""}`;
     return h("td", { class: `o-${client.outcome}`, title: `${name}, round ${round.round}: ${words}` }, h("span", { "aria-hidden": "true" }, LETTERS[client.outcome]), h("span", { class: "vh" }, words));
   })));
   const key = h("ul", { class: "legend" }, Object.entries(LETTERS).map(([outcome, letter]) => h("li", {}, h("span", { class: `key o-${outcome}` }, letter), MEANINGS[outcome])), h("li", {}, h("span", { class: "key o-none" }, "·"), "not selected"));

@@ -6,6 +6,8 @@ bits, `code = (a * m_a + b * m_b + 2^(shift - 1)) >> shift`. Where that is not t
 of codes, of which there are at most 255 x 255, the addition is in float32. There XNNPACK multiplies by
 `fl(1 / s_y)` instead of dividing; a factor `c` of 1, give or take some units in the last place, in
 `rint(fl(fl(fl(fl(a * s_a) + fl(b * s_b)) * c) * fl(1 / s_y)))` brings sums next to a tie to the right side.
+On some processors the last product goes into its rounding whole, without the outer `fl`: the factor must do
+for both.
 """
 
 from __future__ import annotations
@@ -47,8 +49,11 @@ def exact_factor(
         return IN_INTEGERS
     real = a.astype(np.float32) * s_a + b.astype(np.float32) * s_b
     for units in sorted(range(-_MOST_UNITS, _MOST_UNITS + 1), key=abs):
-        factor = np.float32(1 + units * 2.0**-24)
-        if exact(np.rint(real * factor * (np.float32(1) / s_y))):
+        factor, inverse = np.float32(1 + units * 2.0**-24), np.float32(1) / s_y
+        scaled = real * factor
+        # The product of two float32 is exact in float64.
+        whole = scaled.astype(np.float64) * np.float64(inverse)
+        if exact(np.rint(scaled * inverse)) and exact(np.rint(whole)):
             return factor
     return None
 

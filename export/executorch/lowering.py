@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from fedmpq.export.executorch.additions import IN_INTEGERS
 from fedmpq.export.executorch.functions import function_of
+from fedmpq.export.executorch.last_layer import real_sums, with_bias
 from fedmpq.export.executorch.runtime import quiet
 from fedmpq.export.executorch.scales import choose_scales
 from fedmpq.export.executorch.shapes import copies, joined, mixed, padding, selection
@@ -119,13 +120,20 @@ class _IntegerModule(nn.Module):
                 self._add(number, bias=np.zeros(len(weight), np.float32))
                 self.biases[f"bias{number}"] = step.sums.bias
             elif isinstance(step, RealLayer):
-                weight = integer_weights(step.sums.codes, step.sums.bits)
-                bias = step.sums.bias.astype(np.float32)
-                self._add(number, weight=weight.astype(np.float32), bias=bias, scale=step.scale)
+                self._add_last(number, step)
             elif isinstance(step, PoolAverage):
                 self._add_average(number, step)
             elif isinstance(step, Rearrange):
                 self._add_rearrangement(number, step)
+
+    def _add_last(self, number: int, step: RealLayer) -> None:
+        weight = integer_weights(step.sums.codes, step.sums.bits)
+        whole = with_bias(weight, step.sums.bias, self.program.formats[step.sums.source])
+        if whole is not None:
+            self._add_weight(number, whole, step.scale)
+            return
+        bias = step.sums.bias.astype(np.float32)
+        self._add(number, weight=weight.astype(np.float32), bias=bias, scale=step.scale)
 
     def _add_average(self, number: int, step: PoolAverage) -> None:
         channels, *image = self.program.graph.shapes[step.source]
@@ -167,10 +175,7 @@ class _IntegerModule(nn.Module):
         if isinstance(step, RoundedLayer):
             return self._rounded(step.output, self._layer(number, step, values))
         if isinstance(step, RealLayer):
-            # Integers in float32, exact while sums stay below 2^24; no rounding follows to amplify more.
-            source = self._real(values, step.sums.source)
-            sums = functional.linear(source, self._get(number, "weight"), self._get(number, "bias"))
-            return sums * self._get(number, "scale")
+            return self._last(number, self._real(values, step.sums.source))
         if isinstance(step, AddCodes | RoundedProduct):
             return self._combined(step, values)
         if isinstance(step, QuantizeReal):
@@ -219,6 +224,13 @@ class _IntegerModule(nn.Module):
         if len(features) > 1:
             return sums
         return self._real({step.output: self._rounded(step.output, sums)}, step.output).reshape(-1, *features)
+
+    def _last(self, number: int, source: torch.Tensor) -> torch.Tensor:
+        weight = self._get(number, "weight")
+        if weight.dtype == torch.int8:
+            return real_sums(source, self._weight(number), weight.shape[1] - source.shape[1])
+        # Integers in float32, exact while sums stay below 2^24; no rounding follows to amplify more.
+        return functional.linear(source, weight, self._get(number, "bias")) * self._get(number, "scale")
 
     def _again(self, name: str, real: torch.Tensor) -> torch.Tensor:
         """Quantized and dequantized, between two operators that compute on codes."""

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from fedmpq.export.float_network import FloatLayer, FloatNetwork, FloatStep
 from fedmpq.export.format import INPUT_NAME, OUTPUT_NAME
 from fedmpq.export.onnx.float_functions import function_of
-from fedmpq.export.onnx.functions import IR_VERSION, OPSET
+from fedmpq.export.onnx.opset import IR_VERSION, OPSET
 from fedmpq.export.onnx.shapes import rearranged
 from fedmpq.export.onnx.writer import OnnxWriter
 from fedmpq.export.pooling import cover
@@ -50,7 +50,7 @@ def lower_float(network: FloatNetwork) -> onnx.ModelProto:
         network.name,
         [helper.make_tensor_value_info(INPUT_NAME, TensorProto.FLOAT, image)],
         [helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, logits)],
-        writer.constants,
+        list(writer.constants.values()),
     )
     opset = [helper.make_opsetid("", OPSET)]
     return helper.make_model(made, opset_imports=opset, ir_version=IR_VERSION, producer_name="fedmpq")

@@ -22,9 +22,9 @@ from onnx import TensorProto, helper
 
 from fedmpq.export.format import FORMAT, INPUT_NAME, METADATA_KEY, OUTPUT_NAME
 from fedmpq.export.onnx.float_functions import function_of
-from fedmpq.export.onnx.functions import DOMAIN, IR_VERSION, OPSET, functions
 from fedmpq.export.onnx.integer_add import Operand, Ratios, exact_ratios
-from fedmpq.export.onnx.pixel_groups import PIXELS, PixelGroups, pixel_groups
+from fedmpq.export.onnx.layers import UNIT, LayerWriter
+from fedmpq.export.onnx.pixel_groups import PixelGroups, pixel_groups
 from fedmpq.export.onnx.shapes import rearranged, uneven_sums, window_attributes
 from fedmpq.export.onnx.writer import OnnxWriter
 from fedmpq.export.operations import (
@@ -33,15 +33,12 @@ from fedmpq.export.operations import (
     RealLayer,
     RoundedLayer,
     RoundedProduct,
-    Sums,
     operations,
 )
 from fedmpq.export.pooling import is_even
 from fedmpq.export.real_functions import Rounding, exact_rounding
-from fedmpq.model import planes
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.graph import INPUT, AvgPool, Conv2d, GlobalAvgPool
-from fedmpq.model.grid import FAST_BITS, MAX_BITS
 from fedmpq.model.integer_program import AddCodes, Dequantize, IntegerProgram, QuantizeReal, Requantize
 from fedmpq.model.lookup_tables import LookupCodes
 from fedmpq.model.never import assert_never
@@ -49,7 +46,6 @@ from fedmpq.model.quantized import QuantizedLayer
 from fedmpq.model.shape_steps import ConcatCodes, FlattenCodes, PoolAverage, PoolMax, Rearrange
 
 SIGNED_ZERO = 128
-_UNIT = np.float32(1)
 
 
 @dataclass(frozen=True)
@@ -80,18 +76,6 @@ def zero_point(form: CodeFormat) -> int:
     return SIGNED_ZERO if form.low < 0 else 0
 
 
-def weight_constants(bits: int) -> tuple[NDArray[np.uint8], np.int32, np.int8 | np.uint8]:
-    """`(place, offset, zero)`: the stored weight is `offset + sum place_i * bit_i`, in the type of `zero`.
-
-    It is `zero` plus the integer weight: `2*code - (2^bits - 1)`, or `code - 128` at 8 bits.
-    """
-    gain = 1 if bits == MAX_BITS else 2
-    place = np.array([[gain << i for i in range(bits)]], np.uint8)
-    if bits <= FAST_BITS:
-        return place, np.int32(1 - 2**bits), np.int8(0)
-    return place, np.int32(0 if bits == MAX_BITS else 1), np.uint8(128)
-
-
 def byte_table(step: LookupCodes, formats: Mapping[str, CodeFormat]) -> NDArray[np.uint8]:
     """The stored code of the output for each of 256 stored codes; one beyond the codes is as the nearest."""
     codes = np.arange(256) - zero_point(formats[step.source])
@@ -109,7 +93,6 @@ class _Lowering:
         self.ratios: dict[str, Ratios] = {}
         self.roundings: dict[str, Rounding | None] = {}
         self.unclamped: set[str] = set()
-        self.channels = 0
         self.groups = {step.output: groups for step in steps if (groups := self._pixel_groups(step))}
 
     def run(self, metadata: Mapping[str, Any]) -> OnnxModel:
@@ -118,7 +101,8 @@ class _Lowering:
             if isinstance(step, QuantizeReal):
                 self._plan_sum(self.sums[step.source], step, branches)
         self._plan_functions()
-        self.biases, self.multipliers = self._vectors()
+        layers = [step for step in self.steps if isinstance(step, RoundedLayer | RealLayer)]
+        self.layers = LayerWriter(self.writer, layers)
         if any(INPUT in _sources(step) and step.output not in self.groups for step in self.steps):
             self.names[INPUT] = self.writer.node("Transpose", [INPUT_NAME], perm=[0, 3, 1, 2])
         for step in self.steps:
@@ -128,27 +112,20 @@ class _Lowering:
                 self.names[step.output] = self._lowered(step)
         output = self._real(self.program.output)
         self.names[self.program.output] = self.writer.node("Identity", [output], output=OUTPUT_NAME)
-        model = helper.make_model(
-            self._graph(),
-            functions=functions(self.writer.functions_used),
-            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
-            ir_version=IR_VERSION,
-            producer_name="fedmpq",
-        )
+        model, names = self.writer.model(*self._interface(), self.names)
         text = json.dumps({"format": FORMAT, **metadata}, ensure_ascii=False, separators=(",", ":"))
         helper.set_model_props(model, {METADATA_KEY: text})
-        return OnnxModel(model, self.names)
+        return OnnxModel(model, names)
 
-    def _graph(self) -> onnx.GraphProto:
+    def _interface(self) -> tuple[str, list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+        """The graph's name, inputs and outputs."""
         graph = self.program.graph
         image: list[str | int] = ["N", graph.input.height, graph.input.width, graph.input.channels]
         logits: list[str | int] = ["N", *graph.shapes[graph.output]]
-        return helper.make_graph(
-            self.writer.nodes,
+        return (
             graph.name,
             [helper.make_tensor_value_info(INPUT_NAME, TensorProto.UINT8, image)],
             [helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, logits)],
-            self.writer.constants,
         )
 
     def _lowered(self, step: OperationOfOne | RoundedProduct) -> str:
@@ -157,13 +134,14 @@ class _Lowering:
         if isinstance(step, RoundedLayer):
             return self._rounded_layer(step)
         if isinstance(step, RealLayer):
-            return self._real_layer(step)
+            source = step.sums.source
+            return self.layers.real(step.sums, self.names[source], self._zero(source))
         if isinstance(step, QuantizeReal):
             return self._rounded_sum(step)
         if isinstance(step, Requantize):
-            real = self._dequantized(step.source, _UNIT)
+            real = self._dequantized(step.source, UNIT)
             product = self.writer.node("Mul", [real, self.writer.constant(step.multiplier)])
-            return self._quantized(step.output, product, _UNIT)
+            return self._quantized(step.output, product, UNIT)
         if isinstance(step, LookupCodes):
             return self._looked_up(step)
         if isinstance(step, Dequantize):
@@ -186,9 +164,9 @@ class _Lowering:
         """Codes rounded to the common scale lie within its range, so they need not be clamped."""
         parts = []
         for source, multiplier in zip(step.sources, step.multipliers, strict=True):
-            real = self._dequantized(source, _UNIT)
+            real = self._dequantized(source, UNIT)
             product = self.writer.node("Mul", [real, self.writer.constant(multiplier)])
-            inputs = [product, self.writer.constant(_UNIT), self._zero(step.output)]
+            inputs = [product, self.writer.constant(UNIT), self._zero(step.output)]
             parts.append(self.writer.node("QuantizeLinear", inputs))
         return self.writer.node("Concat", parts, axis=1)
 
@@ -209,7 +187,7 @@ class _Lowering:
         if ratios is None:
             return self._quantized(step.output, self._real(step.source), step.scale)
         operands = [self._dequantized(add.left, ratios[0]), self._dequantized(add.right, ratios[1])]
-        return self._quantized(step.output, self.writer.node("Add", operands), _UNIT)
+        return self._quantized(step.output, self.writer.node("Add", operands), UNIT)
 
     def _plan_sum(self, add: AddCodes, rounding: QuantizeReal, branches: AbstractSet[str]) -> None:
         """Ratios for QLinearAdd, if possible such that operands in `branches` need not be clamped first."""
@@ -245,19 +223,19 @@ class _Lowering:
             self.roundings.update({step.output: each for step, each in zip(readers, found, strict=True)})
 
     def _rounded_layer(self, step: RoundedLayer) -> str:
+        sums, zeros = step.sums, (self._zero(step.sums.source), self._zero(step.output))
         if step.output in self.groups:
-            return self._first_layer(step, self.groups[step.output])
-        op, source = step.sums.op, self.names[step.sums.source]
-        attributes = _conv_attributes(op) if isinstance(op, Conv2d) else {}
-        shape = op.weight_shape if isinstance(op, Conv2d) else (*op.weight_shape, 1, 1)
-        features = self.program.graph.shapes[step.sums.source]
+            width = self.program.graph.input.width
+            codes = self.layers.first(sums, INPUT_NAME, zeros, self.groups[step.output], width)
+            return self._clamped(step.output, codes)
+        source = self.names[sums.source]
+        shape = sums.op.weight_shape if isinstance(sums.op, Conv2d) else (*sums.op.weight_shape, 1, 1)
+        features = self.program.graph.shapes[sums.source]
         if len(features) == 1:
             # A convolution of one pixel, so that all layers round alike.
             pixel = self.writer.constant(np.array([-1, *features, 1, 1], np.int64))
             source = self.writer.node("Reshape", [source, pixel])
-        inputs = [source, *self._tensors(step.sums), self._zero(step.output)]
-        attributes |= {"shape": shape, **self._next_part(shape[0])}
-        codes = self.writer.node("Layer", inputs, name=step.sums.layer, **attributes)
+        codes = self.layers.rounded(sums, source, zeros, shape)
         if len(features) == 1:
             codes = self.writer.node("Flatten", [codes])
         return self._clamped(step.output, codes)
@@ -268,63 +246,6 @@ class _Lowering:
         op, width = step.sums.op, self.program.graph.input.width
         return pixel_groups(op, width, step.sums.bits) if isinstance(op, Conv2d) else None
 
-    def _first_layer(self, step: RoundedLayer, groups: PixelGroups) -> str:
-        op = step.sums.op
-        assert isinstance(op, Conv2d)
-        shape, (rows, _) = op.weight_shape, op.kernel
-        grouped_channels, reach = PIXELS * shape[1], groups.taps.shape[1]
-        width = self.program.graph.shapes[step.output][2]
-        attributes = _conv_attributes(op) | {
-            "strides": (op.stride[0], 1),
-            "pads": (op.padding[0], groups.before, op.padding[0], groups.after),
-            "shape": shape,
-            "groups": (0, 0, self.program.graph.input.width // PIXELS, grouped_channels),
-            "size": (groups.outputs * shape[0], grouped_channels, rows, reach),
-            "image": (0, 0, width, shape[0]),
-            "times": [groups.outputs],
-            **self._next_part(shape[0]),
-        }
-        taps = self.writer.constant(groups.taps.astype(np.int32))
-        inputs = [INPUT_NAME, *self._tensors(step.sums), self._zero(step.output), taps]
-        codes = self.writer.node("FirstLayer", inputs, name=step.sums.layer, **attributes)
-        return self._clamped(step.output, codes)
-
-    def _real_layer(self, step: RealLayer) -> str:
-        inputs = [self.names[step.sums.source], *self._tensors(step.sums)]
-        shape = step.sums.op.weight_shape
-        part = self._next_part(shape[0])
-        return self.writer.node("RealLayer", inputs, name=step.sums.layer, shape=shape, **part)
-
-    def _tensors(self, sums: Sums) -> list[str]:
-        """What `Layer` and `RealLayer` take alike, in their order."""
-        tensors = [planes.pack(sums.codes, sums.bits), *weight_constants(sums.bits)]
-        names = [self.writer.constant(tensor) for tensor in tensors]
-        return [self._zero(sums.source), *names, self.biases, self.multipliers]
-
-    def _vectors(self) -> tuple[str, str]:
-        """Biases and multipliers of all layers, one after the other.
-
-        Biases are stored in 16 bits. The few that do not fit, those of channels with a very small multiplier,
-        are stored once more, with their places.
-        """
-        layers = [step for step in self.steps if isinstance(step, RoundedLayer | RealLayer)]
-        scales = [step.scale if isinstance(step, RealLayer) else step.multiplier for step in layers]
-        biases = np.concatenate([step.sums.bias for step in layers])
-        narrow = biases.astype(np.int16)
-        (wide,) = np.nonzero(narrow != biases)
-        name = self.writer.node("Cast", [self.writer.constant(narrow)], to=TensorProto.INT32)
-        if len(wide):
-            places, values = wide.astype(np.int32), biases[wide]
-            name = self.writer.node(
-                "ScatterElements", [name, self.writer.constant(places), self.writer.constant(values)]
-            )
-        return name, self.writer.constant(np.concatenate(scales))
-
-    def _next_part(self, channels: int) -> dict[str, Any]:
-        """Where in those vectors the next layer's lie."""
-        start, self.channels = self.channels, self.channels + channels
-        return {"start": [start], "stop": [self.channels]}
-
     def _max_pool(self, step: PoolMax) -> str:
         attributes = window_attributes(step.op, self.program.graph.shapes[step.source])
         return self.writer.node(
@@ -334,24 +255,25 @@ class _Lowering:
     def _average(self, step: PoolAverage) -> str:
         source = self.program.graph.shapes[step.source]
         if not is_even(step):
-            real = uneven_sums(self.writer, step, self._dequantized(step.source, _UNIT), source)
+            real = uneven_sums(self.writer, step, self._dequantized(step.source, UNIT), source)
             product = self.writer.node("Mul", [real, self.writer.constant(step.multipliers)])
-            return self._quantized(step.output, product, _UNIT)
+            return self._quantized(step.output, product, UNIT)
         assert isinstance(step.op, AvgPool | GlobalAvgPool)
         channels, *image = source
         kernel = step.op.kernel if isinstance(step.op, AvgPool) else tuple(image)
-        multiplier = self.writer.constant(step.multipliers[0, 0])
-        inputs = [self.names[step.source], self._zero(step.source), multiplier, self._zero(step.output)]
+        zeros = self._zero(step.source), self._zero(step.output)
         window: dict[str, Any] = {"shape": (channels, 1, *kernel), **window_attributes(step.op, source)}
-        codes = self.writer.node("Average", inputs, group=channels, **window)
+        codes = self.layers.average(
+            self.names[step.source], step.multipliers[0, 0], zeros, group=channels, **window
+        )
         return self._clamped(step.output, codes)
 
     def _rounded_product(self, step: RoundedProduct) -> str:
         """In float32, where the product of two codes is exact; QLinearMul would round otherwise."""
-        factors = [self._dequantized(name, _UNIT) for name in (step.left, step.right)]
+        factors = [self._dequantized(name, UNIT) for name in (step.left, step.right)]
         product = self.writer.node("Mul", factors)
         scaled = self.writer.node("Mul", [product, self.writer.constant(step.multiplier)])
-        return self._quantized(step.output, scaled, _UNIT)
+        return self._quantized(step.output, scaled, UNIT)
 
     def _looked_up(self, step: LookupCodes) -> str:
         """The function in float32 where that is exact; else a Gather, some ten times slower."""
@@ -385,11 +307,14 @@ class _Lowering:
         low, high = zero_point(form) + form.low, zero_point(form) + form.high
         if (low, high) == (0, 255) or output in self.unclamped:
             return codes
-        bounds = [self.writer.constant(np.uint8(bound)) for bound in (low, high)]
-        return self.writer.node("Clip", [codes, *bounds])
+        least = self.writer.constant(np.uint8(low)) if low else ""
+        greatest = self.writer.constant(np.uint8(high)) if high < 255 else ""
+        return self.writer.node("Clip", [codes, least, greatest])
 
     def _zero(self, value: str) -> str:
-        return self.writer.constant(np.uint8(zero_point(self.program.formats[value])))
+        """The constant that stands for code 0; nothing where that is the byte 0, as operators take it."""
+        zero = zero_point(self.program.formats[value])
+        return self.writer.constant(np.uint8(zero)) if zero else ""
 
 
 def _read_by_one_sum(steps: Sequence[Operation]) -> set[str]:
@@ -410,14 +335,3 @@ def _sources(step: Operation) -> tuple[str, ...]:
     if isinstance(step, ConcatCodes):
         return step.sources
     return (step.sums.source if isinstance(step, RoundedLayer | RealLayer) else step.source,)
-
-
-def _conv_attributes(op: Conv2d) -> dict[str, Any]:
-    """The attributes that differ from the function's defaults."""
-    every: dict[str, tuple[Any, Any]] = {
-        "strides": (op.stride, (1, 1)),
-        "pads": ((*op.padding, *op.padding), (0, 0, 0, 0)),
-        "dilations": (op.dilation, (1, 1)),
-        "group": (op.groups, 1),
-    }
-    return {name: value for name, (value, default) in every.items() if value != default}

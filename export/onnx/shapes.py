@@ -64,4 +64,6 @@ def kept_operators(steps: Iterable[Operation]) -> Counter[str]:
         elif isinstance(step, LookupCodes):
             # A table of codes where no float function gives it.
             kept["Gather"] += 1
+    # Slices that share out the channels of one value become one Split.
+    kept["Split"] = kept["Slice"] // 2
     return kept

@@ -24,9 +24,9 @@ from fedmpq.model.shape_steps import PoolAverage
 
 # Whatever of these is left after loading unpacks weights at each run, or computes in another arithmetic.
 LEFT_OVERS = {
-    "BitShift", "BitwiseAnd", "CastLike", "Conv", "ConvInteger", "Expand", "FusedConv", "Gather", "Gemm",
-    "MatMul", "MatMulInteger", "Pad", "QLinearMul", "ReduceProd", "ScatterElements", "Slice", "Tile",
-    "Unsqueeze",
+    "BitShift", "BitwiseAnd", "Conv", "ConvInteger", "CumSum", "Expand", "FusedConv", "Gather",
+    "GatherElements", "Gemm", "Less", "MatMul", "MatMulInteger", "Pad", "QLinearMul", "ScatterElements",
+    "Sign", "Slice", "Split", "Tile",
 }  # fmt: skip
 
 

@@ -17,10 +17,12 @@ const ChangeKernels& active() {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
       return changes_avx512;
+    case Isa::avx_vnni:
     case Isa::avx2:
       return changes_avx2;
 #endif
 #ifdef FEDMPQ_NEON
+    case Isa::neon_i8mm:
     case Isa::neon_dot:
     case Isa::neon:
       return changes_neon;

@@ -3,9 +3,15 @@
 #include <atomic>
 #include <cstring>
 
+#ifdef FEDMPQ_AVX_VNNI
+#include <cpuid.h>
+#endif
 #ifdef FEDMPQ_NEON
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#ifndef HWCAP2_I8MM  // headers older than Linux 5.6
+#define HWCAP2_I8MM (1 << 13)
+#endif
 #endif
 
 #include "fedmpq/kernels.h"
@@ -19,8 +25,8 @@ struct Named {
 };
 
 constexpr Named best_first[] = {
-    {Isa::avx512, "avx512"},     {Isa::avx2, "avx2"},     {Isa::neon_dot, "neon_dot"},
-    {Isa::neon, "neon"},         {Isa::scalar, "scalar"}};
+    {Isa::avx512, "avx512"},       {Isa::avx_vnni, "avx_vnni"}, {Isa::avx2, "avx2"},    {Isa::neon_i8mm, "neon_i8mm"},
+    {Isa::neon_dot, "neon_dot"},   {Isa::neon, "neon"},         {Isa::scalar, "scalar"}};
 
 bool supported(Isa isa) {
   switch (isa) {
@@ -33,6 +39,17 @@ bool supported(Isa isa) {
       return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
              __builtin_cpu_supports("avx512vpopcntdq");
+#endif
+#ifdef FEDMPQ_AVX_VNNI
+    case Isa::avx_vnni:
+#ifdef FEDMPQ_AVX_VNNI_TWIN
+      if (supported(Isa::avx512)) return true;
+#endif
+      return supported(Isa::avx2) && has_avx_vnni();
+#endif
+#ifdef FEDMPQ_I8MM
+    case Isa::neon_i8mm:
+      return supported(Isa::neon_dot) && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 #endif
 #ifdef FEDMPQ_NEON
     case Isa::neon:
@@ -57,6 +74,17 @@ Isa best() {
 std::atomic<Isa> active{best()};
 
 }  // namespace
+
+#ifdef FEDMPQ_AVX_VNNI
+bool has_avx_vnni() {
+  // Asked once: to ask a virtual machine's CPU takes microseconds.
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+  }();
+  return has;
+}
+#endif
 
 Isa active_isa() { return active.load(std::memory_order_relaxed); }
 

@@ -10,8 +10,13 @@
 
 namespace fedmpq {
 
-enum class Isa { scalar, neon, neon_dot, avx2, avx512 };
+enum class Isa { scalar, neon, neon_dot, neon_i8mm, avx2, avx_vnni, avx512 };
 
 Isa active_isa();
+
+#ifdef FEDMPQ_AVX_VNNI
+// Whether the CPU has AVX-VNNI as such. Where it has not, AVX-512 may have the same instructions in another encoding.
+bool has_avx_vnni();
+#endif
 
 }  // namespace fedmpq

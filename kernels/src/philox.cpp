@@ -12,7 +12,7 @@ struct Block {
   uint32_t x0, x1, x2, x3;
 };
 
-// Unrolled by force: only straight-line code lets the compiler run several blocks side by side (it does on NEON).
+// Unrolled by force: only straight-line code lets the compiler run several blocks side by side.
 __attribute__((always_inline)) inline Block philox(uint32_t c0, const PhiloxStream& s) {
   uint32_t x0 = c0, x1 = s.c1, x2 = s.c2, x3 = s.c3, k0 = s.k0, k1 = s.k1;
 #pragma GCC unroll 10
@@ -66,8 +66,15 @@ void draw(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
       return philox_avx512(stream, first, n, out);
+    case Isa::avx_vnni:
     case Isa::avx2:
       return philox_avx2(stream, first, n, out);
+#endif
+#ifdef FEDMPQ_NEON
+    case Isa::neon_i8mm:
+    case Isa::neon_dot:
+    case Isa::neon:
+      return philox_neon(stream, first, n, out);
 #endif
     default:
       return philox_scalar(stream, first, n, out);

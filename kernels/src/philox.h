@@ -25,6 +25,10 @@ void philox_avx2(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t
 void philox_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
 void philox_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out);
 #endif
+#ifdef FEDMPQ_NEON
+void philox_neon(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);
+void philox_neon(const PhiloxStream& stream, uint32_t first, int64_t n, uint32_t* out);
+#endif
 
 // By the active instruction set: n uniform numbers, and the words of `blocks` blocks.
 void philox_uniform(const PhiloxStream& stream, uint32_t first, int64_t n, float* out);

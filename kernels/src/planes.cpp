@@ -12,10 +12,12 @@ const PlaneKernels& active_planes() {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
       return planes_avx512;
+    case Isa::avx_vnni:
     case Isa::avx2:
       return planes_avx2;
 #endif
 #ifdef FEDMPQ_NEON
+    case Isa::neon_i8mm:
     case Isa::neon_dot:
     case Isa::neon:
       return planes_neon;

@@ -41,7 +41,7 @@ class SqlAnswers(Transactions):
             taken: dict[int, Answered] = {}
             for answer in answers:
                 # Of two answers of one client in one batch the first counts, as it would one by one.
-                if answer.client in waiting:
+                if answer.client in waiting and answer.sent in (None, waiting[answer.client]):
                     taken.setdefault(answer.client, answer)
             receipts = {
                 client: known.get((client, answer.payload)) or uuid.uuid4().hex
@@ -55,20 +55,27 @@ class SqlAnswers(Transactions):
 
 def _standing(
     connection: Connection, address: RoundAddress, clients: Sequence[int]
-) -> tuple[set[int], Receipts]:
-    """Which of the clients may answer, and receipts of answers they gave before: one update has one receipt,
-    which counts again if the client is asked for it again or the round is done anew."""
-    # The rows stay as they are until the transaction is over; SQLite has one writer anyway.
+) -> tuple[dict[int, bytes], Receipts]:
+    """Which of the clients may answer, with what they were sent, and receipts of answers they gave before.
+
+    One update has one receipt, which counts again if the client is asked for it again or the round is done
+    anew.
+    """
+    # The rows stay as they are until the transaction is over; SQLite has one writer anyway. Several
+    # front-ends may bring answers at a time: they share the round, and take the seats for themselves.
     alive = (
         select(rounds.c.round)
         .join(runs, runs.c.run_id == rounds.c.run_id)
         .where(is_open(address), runs.c.state != "aborted")
-        .with_for_update()
+        .with_for_update(read=True)
     )
     if connection.execute(alive).one_or_none() is None:
-        return set(), {}
-    seated = select(seats.c.client, seats.c.state, seats.c.update, seats.c.receipt_id).where(
-        has_seat(address), seats.c.client.in_(clients)
+        return {}, {}
+    seated = (
+        select(seats.c.client, seats.c.state, seats.c.payload, seats.c.update, seats.c.receipt_id)
+        .where(has_seat(address), seats.c.client.in_(clients))
+        .order_by(seats.c.client)
+        .with_for_update()
     )
     gone = select(thrown_out.c.client, thrown_out.c.payload, thrown_out.c.receipt_id).where(
         thrown_out.c.run_id == address.run_id,
@@ -76,11 +83,11 @@ def _standing(
         thrown_out.c.phase == address.phase,
         thrown_out.c.client.in_(clients),
     )
-    waiting: set[int] = set()
+    waiting: dict[int, bytes] = {}
     known: Receipts = {(row.client, row.payload): row.receipt_id for row in connection.execute(gone)}
     for row in connection.execute(seated):
         if row.state == "selected":
-            waiting.add(row.client)
+            waiting[row.client] = row.payload
         if row.update is not None:
             known[row.client, row.update] = row.receipt_id
     return waiting, known
@@ -118,5 +125,7 @@ def _receipt(
     given = seat.answer if seat is not None and seat.state == "updated" else None
     if given is not None and given.payload == answer.payload:
         return given.receipt_id
+    if seat is not None and seat.state == "selected":
+        return UpdateRefused(f"round {address.number} has sent this client something else since")
     state = "has no place for this client" if seat is None else f"has this client {seat.state}"
     return UpdateRefused(f"round {address.number} takes no more of this client: it is over or {state}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, func, or_, select, update
 
-from fedmpq.server.database import members, rounds, runs
+from fedmpq.server.database import members, rounds, runs, seats
 from fedmpq.server.store.errors import StoreError
 from fedmpq.server.store.records import ENDED, Commit, RoundAddress
 
@@ -62,3 +62,18 @@ def _forget_models(connection: Connection, run_id: str, newest: int) -> None:
     ready = select(runs.c.ready).where(runs.c.run_id == run_id).scalar_subquery()
     old = and_(rounds.c.run_id == run_id, rounds.c.round <= newest, rounds.c.round != ready)
     connection.execute(update(rounds).where(old).values(model=None))
+
+
+def carry_over(connection: Connection, address: RoundAddress, merged: Collection[int], sent: bytes) -> None:
+    """Whoever of the round is still at work, or has answered and is not among the merged, goes over to the
+    next round, which is open. `sent` is the blob of the model that the round was opened with."""
+    here = and_(
+        seats.c.run_id == address.run_id, seats.c.round == address.number, seats.c.phase == address.phase
+    )
+    answered = select(seats.c.client).where(here, seats.c.state == "updated")
+    later = set(connection.execute(answered).scalars()) - set(merged)
+    connection.execute(
+        update(seats)
+        .where(here, or_(seats.c.state == "selected", seats.c.client.in_(later)))
+        .values(round=address.number + 1, sent_model=func.coalesce(seats.c.sent_model, sent))
+    )

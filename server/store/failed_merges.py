@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, insert, select, upd
 from fedmpq.server.database import members, rounds, runs, seats, thrown_out
 from fedmpq.server.store.errors import StoreError
 from fedmpq.server.store.records import Round, RoundAddress, Run, ThrownOut
-from fedmpq.server.store.rounds import has_seat, is_open, is_seat, read_round
+from fedmpq.server.store.rounds import has_seat, is_open, is_seat, lock_round, read_round
 from fedmpq.server.store.runs import read_run
 from fedmpq.server.store.transactions import Transactions
 
@@ -44,7 +44,7 @@ class SqlFailedMerges(Transactions):
             _record_all(connection, address, reason, now)
             connection.execute(
                 update(seats)
-                .where(has_seat(address), seats.c.state.in_(("updated", "selected")))
+                .where(has_seat(address), seats.c.state == "updated")
                 .values(state="cut", reason=reason)
             )
             connection.execute(
@@ -101,7 +101,7 @@ class SqlFailedMerges(Transactions):
 
 
 def _require_open(connection: Connection, address: RoundAddress) -> None:
-    if connection.execute(select(rounds.c.round).where(is_open(address))).one_or_none() is None:
+    if not lock_round(connection, address):
         raise StoreError(f"{address} is not open")
 
 

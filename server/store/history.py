@@ -2,7 +2,8 @@
 
 A folded value is zlib-compressed JSON: "dealt" lists what was dealt, once for all who were dealt the same, as
 [bit-widths, payload, its bytes]; "seats" lists [client, place in "dealt", state, reason, answer], the answer
-being [payload, its bytes, receipt] or null. Hashes and bit-widths are hexadecimal.
+being [payload, its bytes, receipt] or null, and after that the version of the model that it was sent, where
+merges are asynchronous. Hashes and bit-widths are hexadecimal.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, or_, select, update
@@ -61,7 +63,9 @@ def fold(stored: Sequence[Seat]) -> bytes:
         what = bytes(seat.bit_widths).hex(), seat.payload.hex(), seat.payload_bytes
         answer = seat.answer
         given = None if answer is None else [answer.payload.hex(), answer.payload_bytes, answer.receipt_id]
-        folded.append([seat.client, dealt.setdefault(what, len(dealt)), seat.state, seat.reason, given])
+        version = [] if seat.version is None else [seat.version]
+        place = dealt.setdefault(what, len(dealt))
+        folded.append([seat.client, place, seat.state, seat.reason, given, *version])
     text = json.dumps({"dealt": list(dealt), "seats": folded}, separators=(",", ":"))
     return zlib.compress(text.encode(), 9)
 
@@ -71,9 +75,10 @@ def unfold(folded: bytes) -> tuple[Seat, ...]:
     known = json.loads(zlib.decompress(folded))
     dealt = [(tuple(bytes.fromhex(w)), bytes.fromhex(payload), size) for w, payload, size in known["dealt"]]
     stored = []
-    for client, place, state, reason, given in known["seats"]:
+    for client, place, state, reason, given, *version in known["seats"]:
         widths, payload, size = dealt[place]
-        stored.append(Seat(client, widths, payload, size, state, reason, _answer(given)))
+        seat = Seat(client, widths, payload, size, state, reason, _answer(given))
+        stored.append(replace(seat, version=version[0]) if version else seat)
     return tuple(stored)
 
 

@@ -32,9 +32,9 @@ class SqlLeadership(Transactions):
     """`Leadership` in a database."""
 
     def lead(self, holder: str, seconds: float) -> int | None:
-        with self._unfenced_write() as connection:
+        with self._own_write() as connection:
             known = _row(connection, locked=True)
-            now = connection.execute(select(_now(connection))).scalar_one()
+            now = connection.execute(select(clock_of(connection))).scalar_one()
             if known is not None and known.holder != holder and known.expires > now:
                 return None
             values = {
@@ -50,11 +50,11 @@ class SqlLeadership(Transactions):
         return self.epoch
 
     def renew(self, seconds: float) -> None:
-        with self._unfenced_write() as connection:
-            self._let_expire(connection, _now(connection) + seconds)
+        with self._own_write() as connection:
+            self._let_expire(connection, clock_of(connection) + seconds)
 
     def step_down(self) -> None:
-        with self._unfenced_write() as connection:
+        with self._own_write() as connection:
             self._let_expire(connection, 0.0)
         self.epoch = None
 
@@ -63,7 +63,7 @@ class SqlLeadership(Transactions):
             known = _row(connection)
             if known is None:
                 return None
-            left = known.expires - connection.execute(select(_now(connection))).scalar_one()
+            left = known.expires - connection.execute(select(clock_of(connection))).scalar_one()
         return Leader(known.holder, known.epoch, left)
 
     def _let_expire(self, connection: Connection, moment: float | ColumnElement[float]) -> None:
@@ -77,7 +77,7 @@ def _row(connection: Connection, *, locked: bool = False) -> Row[Any] | None:
     return connection.execute(chosen.with_for_update() if locked else chosen).one_or_none()
 
 
-def _now(connection: Connection) -> ColumnElement[float]:
+def clock_of(connection: Connection) -> ColumnElement[float]:
     """The database's clock, in seconds since 1970."""
     if connection.dialect.name == "sqlite":
         return (func.julianday("now") - literal_column("2440587.5")) * literal_column("86400.0")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import delete, insert, select, update
 
 from fedmpq.server.database import blobs, facts
+from fedmpq.server.store.dialects import dialect_insert
 from fedmpq.server.store.transactions import Transactions
 
 _AT_ONCE = 500
@@ -31,10 +32,9 @@ class SqlOwnFacts(Transactions):
     def record_blobs(self, names: Sequence[bytes]) -> None:
         with self._write() as connection:
             for start in range(0, len(names), _AT_ONCE):
-                some = dict.fromkeys(names[start : start + _AT_ONCE])
-                known = set(connection.execute(select(blobs.c.name).where(blobs.c.name.in_(some))).scalars())
-                if new := [{"name": name} for name in some if name not in known]:
-                    connection.execute(insert(blobs), new)
+                # Several front-ends may put the same one; in one order, so that none waits for another.
+                some = [{"name": name} for name in sorted(set(names[start : start + _AT_ONCE]))]
+                connection.execute(dialect_insert(connection)(blobs).on_conflict_do_nothing(), some)
 
     def recorded_blobs(self) -> set[bytes]:
         with self._read() as connection:

@@ -7,7 +7,7 @@ block and may be called from any thread. They raise `StoreError` for what the fa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedmpq.server.claim_limits import ClaimLimits
@@ -18,10 +18,13 @@ from fedmpq.server.store.records import (
     CalibrationRound,
     Client,
     Described,
+    Forwarded,
+    FrontEnd,
     Installation,
     Leader,
     Member,
     ModelReport,
+    Present,
     Release,
     Round,
     RoundAddress,
@@ -31,6 +34,7 @@ from fedmpq.server.store.records import (
     ThrownOut,
     TrainingCommit,
     TrainingRound,
+    UploadPart,
 )
 from fedmpq.server.tokens import TokenRecord
 
@@ -201,7 +205,8 @@ class Rounds(Protocol):
         """A round's calibration, if it has had one."""
 
     def seat_of(self, address: RoundAddress, client_id: str) -> Seat | None:
-        """The client's place in a round, open or not."""
+        """The client's place in a round, open or not; where merges are asynchronous, the place that was sent
+        its work in that round, in whichever it is now."""
 
     def add_answers(self, address: RoundAddress, answers: Sequence[Answered]) -> list[str | UpdateRefused]:
         """The receipts of updates or calibrations whose blobs are durable, in their order, in one
@@ -214,7 +219,8 @@ class Rounds(Protocol):
         """The client cannot take part: its place in this round is free. False: it has none to give up."""
 
     def commit_round(self, run_id: str, result: TrainingCommit, now: float) -> Run:
-        """The round is merged: the new model, bit-widths, client records and metrics, all or nothing."""
+        """The round is merged: the new model, bit-widths, client records and metrics, all or nothing. With
+        those that are carried over, the next one is open."""
 
     def commit_calibration(self, run_id: str, result: CalibrationCommit, now: float) -> Run:
         """The round's model has its statistics: model, metrics and perhaps the run's end, all or nothing."""
@@ -228,8 +234,8 @@ class FailedMerges(Protocol):
         fact, with a strike for each."""
 
     def do_anew(self, address: RoundAddress, reason: str, deadline: float | None, now: float) -> Round:
-        """The open round could not be merged and nobody was found to blame: no answer of it counts, and all
-        places are free again."""
+        """The open round could not be merged and nobody was found to blame: no answer of it counts, and
+        the places of those who gave them are free again."""
 
     def ask_again(self, address: RoundAddress, client: int, reason: str, deadline: float | None) -> Round:
         """The server has lost the client's answer: its place waits for it once more, and the same answer has
@@ -327,6 +333,55 @@ class Leadership(Protocol):
         """None: nobody has led."""
 
 
+class Fronts(Protocol):
+    """Front-ends, the boards at them, and pieces of uploads that any of them goes on with.
+
+    None of these writes asks who leads, but for `keep_uploads_of`, which is the leader's.
+    """
+
+    def beat(self, front_id: str, address: str, seconds: float) -> bool:
+        """The front-end is there, for so many seconds at least; whether the store knew nothing of it."""
+
+    def front_ends(self) -> list[FrontEnd]:
+        """Those that are gone, too, until they are removed."""
+
+    def note_presence(
+        self, front_id: str, come: Sequence[Present], changed: Sequence[Present], gone: Collection[str]
+    ) -> None:
+        """The first have opened streams at the front-end, whoever had them before. Of the others something
+        has changed, or their streams are over: neither matters for one that another front-end has by now."""
+
+    def presence(self, front_id: str, since: int) -> list[Present]:
+        """What has changed of the front-end's boards after its version `since`."""
+
+    def boards_at(self, front_id: str) -> set[str]:
+        """Whose newest streams the front-end has."""
+
+    def remove_front(self, front_id: str) -> None:
+        """It and its boards are gone."""
+
+    def forward(self, one: Forwarded) -> None:
+        """For the front-end that has the board's stream."""
+
+    def take_forwarded(self, front_id: str) -> list[Forwarded]:
+        """What boards of this front-end said elsewhere, the first of it first; each is taken once."""
+
+    def upload_parts(self, client_id: str, payload: bytes) -> list[UploadPart]:
+        """The pieces of an upload from its beginning on, as far as there is no gap."""
+
+    def add_upload_part(self, client_id: str, payload: bytes, part: UploadPart) -> None:
+        """A piece whose blob is durable."""
+
+    def forget_upload(self, client_id: str, payload: bytes, beyond: int = 0) -> None:
+        """The pieces that reach beyond that byte."""
+
+    def forget_other_uploads(self, client_id: str, payload: bytes) -> None:
+        """The pieces of all uploads of the client but this one."""
+
+    def keep_uploads_of(self, client_ids: Collection[str]) -> None:
+        """Pieces of other clients' uploads are needed no more."""
+
+
 class OwnFacts(Protocol):
     """What the store knows of itself and of the blobs that belong to it."""
 
@@ -345,8 +400,13 @@ class OwnFacts(Protocol):
         """Blobs that are deleted."""
 
 
-class Store(Enrolment, Runs, Rounds, FailedMerges, Releases, Sightings, Leadership, OwnFacts, Protocol):
+class Store(
+    Enrolment, Runs, Rounds, FailedMerges, Releases, Sightings, Leadership, Fronts, OwnFacts, Protocol
+):
     """All the facts of one server."""
+
+    wrote: Callable[[], None] | None
+    """Called after a transaction of the leader's; None: nobody asks."""
 
     @property
     def failure(self) -> str:

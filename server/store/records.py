@@ -72,6 +72,54 @@ class Sighting:
 
 
 @dataclass(frozen=True)
+class FrontEnd:
+    """A process that boards connect to, beside the leader."""
+
+    front_id: str
+    address: str
+    version: int
+    """Grows with every change of the boards at it."""
+    left: float
+    """Seconds until it counts as gone unless it says otherwise; negative: since then."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """A board at a front-end."""
+
+    client_id: str
+    here: bool
+    """Whether its stream is open."""
+    said: Mapping[str, Any]
+    """What is known of it there, as `server.presence` writes it."""
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """What a board said to a front-end that has not its stream."""
+
+    client_id: str
+    ready_for: str | None
+    """The run it is ready for; None: it cannot take part."""
+    declined: str = ""
+    """Why it cannot."""
+
+
+@dataclass(frozen=True)
+class UploadPart:
+    """A piece of an upload that broke off."""
+
+    start: int
+    size: int
+    blob: bytes
+    """Hash of the piece."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True)
 class Described:
     """What a client says of itself."""
 
@@ -147,6 +195,8 @@ class Answered:
     payload: bytes
     """Hash of its blob."""
     payload_bytes: int
+    sent: bytes | None = None
+    """Hash of what the client was sent and the answer was checked against; None: it is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +213,13 @@ class Seat:
     """Why it was rejected or cut, why the client declined, or why it is asked for its answer again."""
     answer: Answer | None = None
     """None unless the state is "updated"."""
+    version: int | None = None
+    """Which version of the model it was sent, where merges are asynchronous: the number of merges behind it.
+
+    None: the one before its round, or in a calibration that of its round.
+    """
+    sent_model: bytes | None = None
+    """Hash of that version's blob, once it is no longer the run's own model."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +247,15 @@ class RoundAddress:
     def __str__(self) -> str:
         what = "round" if self.phase == "training" else "the calibration of round"
         return f"{what} {self.number} of run {self.run_id}"
+
+    def sent(self, seat: Seat) -> RoundAddress:
+        """Under which the seat's board knows its work: where merges are asynchronous, it may have been sent
+        it some merges ago."""
+        return self if seat.version is None else RoundAddress(self.run_id, seat.version + 1, self.phase)
+
+    def staleness(self, seat: Seat) -> int:
+        """How many merges are between the model that the seat was sent and the one of this round."""
+        return self.number - self.sent(seat).number
 
 
 @dataclass(frozen=True)
@@ -258,6 +324,18 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class CarriedOver:
+    """Asynchronous merges: the next round opens with this one's commit, and those at work go over to it."""
+
+    target: int
+    """Changes that make the next version."""
+    merged: Collection[int]
+    """Clients whose answers are merged; answers that came later count in the next round."""
+    dropped: Mapping[int, str]
+    """By client: why it is not waited for any more."""
+
+
+@dataclass(frozen=True)
 class TrainingCommit(Commit):
     """What a merged round comes to."""
 
@@ -266,6 +344,8 @@ class TrainingCommit(Commit):
     bit_widths: tuple[int, ...]
     records: Sequence[ClientRecord]
     """The clients that were in the round."""
+    carried: CarriedOver | None = None
+    """None: nobody is left at work, and the next round opens when it can."""
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, delete, func, insert, select, update
 
 from fedmpq.server.database import members as members_table
 from fedmpq.server.database import rounds, runs
 from fedmpq.server.database import seats as seats_table
-from fedmpq.server.store.commits import add_to_members, add_to_run
+from fedmpq.server.store.commits import add_to_members, add_to_run, carry_over
 from fedmpq.server.store.errors import StoreError, UnknownRound
 from fedmpq.server.store.history import fold_old_seats, unfold
 from fedmpq.server.store.records import (
@@ -110,6 +110,7 @@ class SqlRounds(Transactions):
 
     def close_round(self, address: RoundAddress, reason: str) -> Round:
         with self._write() as connection:
+            lock_round(connection, address)
             waiting = select(seats_table.c.client).where(has_seat(address), seats_table.c.state == "selected")
             _cut(connection, address, reason, connection.execute(waiting).scalars().all())
             return read_round(connection, address)
@@ -149,7 +150,7 @@ class SqlRounds(Transactions):
         )
         with self._read() as connection:
             client = connection.execute(known).scalar_one_or_none()
-            return None if client is None else find_seat(connection, address, client)
+            return None if client is None else _find_sent(connection, address, client)
 
     def decline(self, address: RoundAddress, client: int, reason: str) -> bool:
         with self._write() as connection:
@@ -169,6 +170,7 @@ class SqlRounds(Transactions):
     def commit_round(self, run_id: str, result: TrainingCommit, now: float) -> Run:
         address = RoundAddress(run_id, result.round)
         with self._write() as connection:
+            sent = read_run(connection, run_id).model
             _close(connection, address)
             _keep_model(connection, address, result.model, result.metrics)
             widths = {
@@ -179,6 +181,11 @@ class SqlRounds(Transactions):
             moved: dict[str, Any] = {"round": result.round, "bit_widths": bytes(result.bit_widths)}
             moved |= {"ready": result.round} if result.ready else {}
             add_to_run(connection, address, result, moved, now)
+            if (carried := result.carried) is not None:
+                _open(connection, RoundAddress(run_id, result.round + 1), carried.target, None, now)
+                for client, reason in carried.dropped.items():
+                    _cut(connection, address, reason, [client])
+                carry_over(connection, address, carried.merged, sent)
             fold_old_seats(connection, run_id, result.round)
             return read_run(connection, run_id)
 
@@ -191,6 +198,13 @@ class SqlRounds(Transactions):
             add_to_members(connection, run_id, result, {client: {} for client in concerned})
             add_to_run(connection, address, result, {"ready": result.round}, now)
             return read_run(connection, run_id)
+
+
+def lock_round(connection: Connection, address: RoundAddress) -> bool:
+    """Whether the round is open. Front-ends that bring answers (`store.answers`) are waited for, and the next
+    ones wait until the transaction is over."""
+    chosen = select(rounds.c.round).where(is_open(address)).with_for_update()
+    return connection.execute(chosen).one_or_none() is not None
 
 
 # Which rows
@@ -254,6 +268,7 @@ def _seat(
             "bit_widths": bytes(seat.bit_widths),
             "payload": seat.payload,
             "payload_bytes": seat.payload_bytes,
+            "version": seat.version,
         }
         for seat in seats
     ]
@@ -393,3 +408,21 @@ def find_seat(connection: Connection, address: RoundAddress, client: int) -> Sea
     folded = connection.execute(select(rounds.c.folded_seats).where(is_round(address))).scalar_one_or_none()
     seats = () if folded is None else unfold(folded)
     return next((seat for seat in seats if seat.client == client), None)
+
+
+def _find_sent(connection: Connection, address: RoundAddress, client: int) -> Seat | None:
+    """The client's place that was sent its work in that round; the changes of an asynchronous run may be
+    merged as many rounds later as its staleness_limit says."""
+    config = json.loads(
+        connection.execute(select(runs.c.config).where(runs.c.run_id == address.run_id)).scalar_one()
+    )
+    if config.get("asynchronous") is None:
+        return find_seat(connection, address, client)
+    last = select(func.max(rounds.c.round)).where(rounds.c.run_id == address.run_id)
+    newest = connection.execute(last).scalar() or 0
+    for number in range(address.number, min(newest, address.number + config["staleness_limit"] + 1) + 1):
+        here = RoundAddress(address.run_id, number, address.phase)
+        seat = find_seat(connection, here, client)
+        if seat is not None and here.sent(seat) == address:
+            return seat
+    return None

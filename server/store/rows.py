@@ -96,6 +96,8 @@ def seat_of(row: Row[Any]) -> Seat:
         state=row.state,
         reason=row.reason,
         answer=Answer(row.update, row.update_bytes, row.receipt_id) if answered else None,
+        version=row.version,
+        sent_model=row.sent_model,
     )
 
 

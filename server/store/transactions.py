@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, Pool, text
 from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from fedmpq.server.database import one_line, writing
@@ -20,12 +20,10 @@ log = logging.getLogger("fedmpq.server")
 PAUSED_SECONDS = 15
 """A transaction that stands still for so long in PostgreSQL is rolled back: its process may have been paused,
 and another that wants to take over waits for it."""
+_PATIENCE = f"set_config('idle_in_transaction_session_timeout', '{PAUSED_SECONDS}s', true)"
 _FENCE = {
     "sqlite": text("SELECT epoch FROM leadership"),
-    "postgresql": text(
-        f"SELECT epoch, set_config('idle_in_transaction_session_timeout', '{PAUSED_SECONDS}s', true)"
-        " FROM leadership FOR SHARE"
-    ),
+    "postgresql": text(f"SELECT epoch, {_PATIENCE} FROM leadership FOR SHARE"),
 }
 _Kind = Literal["read", "write"]
 
@@ -37,9 +35,17 @@ class Transactions:
         self._engine = engine
         self.epoch: int | None = None
         """Under which this store's server leads; None: it writes whoever leads, as the commands do."""
+        self.wrote: Callable[[], None] | None = None
+        """Called after a transaction of the leader's, or of a command's: others may want to look."""
         # SQLite lets one writer in and has the others sleep and try again; a lock wakes them at once.
         self._lock = threading.Lock()
         self._failures: dict[_Kind, str] = {}
+        self._closed: Pool | None = None
+
+    def close(self) -> None:
+        """Ends all connections; that of a transaction which is under way in another thread ends with it."""
+        self._closed = self._engine.pool
+        self._engine.dispose()
 
     @property
     def failure(self) -> str:
@@ -57,6 +63,17 @@ class Transactions:
         with self._unfenced_write() as connection:
             if self.epoch is not None:
                 _require_epoch(connection, self.epoch)
+            else:
+                _bound_pauses(connection)
+            yield connection
+        if self.wrote is not None:
+            self.wrote()
+
+    @contextmanager
+    def _own_write(self) -> Iterator[Connection]:
+        """A transaction that is taken whoever leads: a front-end's own, or one about the lease itself."""
+        with self._unfenced_write() as connection:
+            _bound_pauses(connection)
             yield connection
 
     @contextmanager
@@ -76,8 +93,19 @@ class Transactions:
                 say(log, "the database fails; trying again", level=logging.ERROR, error=one_line(error))
             self._failures[kind] = failure
             raise StoreFailed(failure) from error
+        finally:
+            if self._closed is not None:
+                # Its connection went back to the pool of before, or to a new one; nobody empties them else.
+                self._closed.dispose()
+                self._engine.dispose()
         if self._failures.pop(kind, None) is not None:
             say(log, "the database answers again")
+
+
+def _bound_pauses(connection: Connection) -> None:
+    """As the fence does it for a leader."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT {_PATIENCE}"))
 
 
 def _require_epoch(connection: Connection, epoch: int) -> None:

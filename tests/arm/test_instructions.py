@@ -11,7 +11,7 @@ from fedmpq.exchange.messages import TrainingPlan
 from tools import arm_instructions, rounds
 from tools.arm_board import Board, BoardError
 
-SAVED = {"cortex-a72": 4, "cortex-a76": 8}
+SAVED = {"cortex-a72": 4, "cortex-a76": 8, "max": 8}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,13 @@ def test_convolutions_take_a_fraction_of_the_instructions(
     assert scalar.keys() == own.keys()
     assert arm_instructions.convolutions(scalar) > 10_000_000
     assert arm_instructions.convolutions(scalar) >= factor * arm_instructions.convolutions(own)
+
+
+def test_products_of_matrices_take_fewer_instructions_than_those_of_rows(
+    counting: arm_instructions.Counting, step: Path
+) -> None:
+    rows, matrices = (counting.step(step, "max", isa) for isa in ("neon_dot", "neon_i8mm"))
+    assert arm_instructions.convolutions(matrices) < arm_instructions.convolutions(rows)
 
 
 def test_an_exported_model_takes_fewer_instructions_than_fp32(

@@ -1,20 +1,24 @@
 import json
 import os
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from bench import fleet
+from bench.confined import CannotConfine, confined
 from bench.fleet import Case, FleetError
 from bench.fleet_boards import CHANGED, Fleet, nudged
-from bench.process_facts import ProcessFacts
+from bench.process_facts import ProcessFacts, parent_of
 from fedmpq.exchange.messages import pack_layers
 from fedmpq.exchange.wire import decode_update, digest, encode_model
 from fedmpq.model import planes
 from fedmpq.model.first_model import ImageFormat, make_first_model
 from fedmpq.model.quantized import QuantizedLayer
 from fedmpq.proto import federation_pb2 as pb
+from tools.programs import wait_until
 
 
 @pytest.mark.slow
@@ -67,11 +71,46 @@ def test_a_stand_in_changes_a_few_codes(update: str) -> None:
         codes = planes.unpack(changed.layers[name].planes, graph.weight_shape(name))
         moved = np.count_nonzero(codes != before)
         assert 1 <= moved <= CHANGED
-    boards = Fleet(server_pid=0)
+    boards = Fleet(server_pids=[0])
     for client in (7, 8):
         assignment.client = client
         run_id, sent = decode_update(graph, boards.answer(graph, assignment, payload))
         assert (run_id, sent.client, sent.round) == ("r" * 32, client, 3)
+
+
+def test_front_ends_go_with_a_database(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.fleet", "--fronts", "2"])
+    with pytest.raises(SystemExit):
+        fleet.main()
+    assert "goes with --database postgresql://" in capsys.readouterr().err
+
+
+def test_children_count_with_their_parent() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert parent_of(child.pid) == os.getpid()
+        # It has no memory of its own until its program is there.
+        wait_until(lambda: ProcessFacts.of(child.pid).resident_bytes > 0, "the child", [], 60)
+        family, alone = ProcessFacts.of_family(os.getpid()), ProcessFacts.of(os.getpid())
+        assert family.resident_bytes > alone.resident_bytes
+        child.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
+def test_a_confined_process_uses_its_share_alone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            with confined("test", busy.pid, 0.1):
+                # What it does from its start on, imports included, is within the share or before this moment.
+                before, began = ProcessFacts.of(busy.pid).cpu_seconds, time.monotonic()
+                time.sleep(0.5)
+                used = ProcessFacts.of(busy.pid).cpu_seconds - before
+                assert used < 0.3 * (time.monotonic() - began)
+        except CannotConfine as error:
+            pytest.skip(str(error))
+        finally:
+            busy.kill()
 
 
 def test_what_a_process_has_used_is_read() -> None:

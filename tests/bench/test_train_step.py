@@ -97,6 +97,7 @@ def test_several_cases_are_a_list_in_one_object() -> None:
         (["--threads", "0"], "outside 1.."),
         (["--repetitions", "0"], "the least is 1"),
         (["--isa", "mmx"], "invalid choice"),
+        (["--profile", "--json"], "leave --json out"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

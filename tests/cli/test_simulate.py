@@ -197,6 +197,27 @@ def test_only_some_rounds_need_be_evaluated(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
+def test_boards_of_a_file_give_a_clock_and_asynchronous_merges(capsys: Capture) -> None:
+    Path("boards.toml").write_text("spread = 10\nlatency = 0.5\n")
+    words = (*TINY, "--boards", "boards.toml", "--asynchronous", "2", "--participation", "1", "--rounds", "2")
+    out = succeed(capsys, *words, "--evaluate-every", "2", "--out", "run")
+    assert out.startswith("fedmpq-best-async2 seed 0")
+    assert " at work, merges of 2 changes, engine " in out.splitlines()[0]
+    results = read_log(Path("run"))
+    shown = f"virtual time {results[-1].virtual_time:.1f} s"
+    assert out.splitlines()[2].endswith(shown)
+    assert table_rows(out)["method"][-1] == "virtual time"
+    assert [len(result.parts) for result in results] == [2, 2]
+    # It goes on without the file, for more merges than first asked for.
+    Path("boards.toml").unlink()
+    succeed(capsys, "--resume", "run", "--rounds", "3")
+    last, longer = results[-1].virtual_time, read_log(Path("run"))[-1].virtual_time
+    assert last is not None
+    assert longer is not None
+    assert longer > last
+
+
+@pytest.mark.usefixtures("in_process")
 def test_json_is_all_there_is_on_standard_output(capsys: Capture) -> None:
     code, out, err = simulate(
         capsys, *TINY, "--rounds", "2", "--json", "--out", "run", "--seed", "3", "--tail", "2"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from fedmpq.edge_client import outbox
 from fedmpq.edge_client.outbox import Outbox, RoundKey
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.exchange.messages import Phase
@@ -93,3 +95,38 @@ def test_an_update_under_the_folders_former_name_is_still_delivered(tmp_path: Pa
     assert found is not None
     assert (found.key, found.path.read_bytes()) == (KEY, UPDATE)
     assert not (tmp_path / "mailbox").exists()
+
+
+def test_who_does_not_wait_delivers_while_it_is_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, may_flush = list[Path](), threading.Event()
+
+    def held(path: Path) -> None:
+        assert may_flush.wait(60)
+        flushed.append(path)
+
+    monkeypatch.setattr(outbox, "flush", held)
+    box = Outbox(tmp_path)
+    put = box.put(KEY, UPDATE, wait=False)
+    assert put.path.read_bytes() == UPDATE
+    assert not flushed
+    may_flush.set()
+    assert box.pending() == put
+    assert flushed == [put.path, tmp_path]
+    box.put(KEY, UPDATE, wait=False)
+    box.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_keeps_nothing_does_not_hold_a_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outbox, "flush", full)
+    box = Outbox(tmp_path)
+    assert box.put(KEY, UPDATE, wait=False).path.read_bytes() == UPDATE
+    assert box.pending() is None
+    assert "not kept for after a crash" in caplog.text

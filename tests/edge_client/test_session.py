@@ -405,11 +405,11 @@ def test_a_revoked_identity_ends_the_client_with_the_fix(scene: Scene, moment: s
                 await asyncio.to_thread(scene.server.stop)
                 scene.server.start()
             else:
-                scene.federation.faults.upload = [lambda *_: None]
+                # While it has the model, the graph being the first download: the upload is the next call.
+                revoke = scene.federation.identities.clear
+                scene.federation.faults.download = [lambda *_: None, lambda *_: revoke()]
                 for event in scene.work.offer(scene.federation):
                     scene.federation.send(event)
-                await until(training)
-                scene.federation.identities.clear()
             await until(task.done)
 
     with pytest.raises(RefusedError) as caught:

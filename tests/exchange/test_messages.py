@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedmpq.exchange.messages import (
     Assignment,
@@ -14,10 +17,10 @@ from fedmpq.exchange.messages import (
     TrainingPlan,
     Update,
     bit_widths,
-    fits_half,
     pack_layers,
     payload_bytes,
     rounded_side,
+    that_fit_half,
     unpack_layers,
 )
 from fedmpq.model.graph import INPUT, Conv2d, Flatten, Graph, GraphError, Input, Linear, Node
@@ -150,8 +153,29 @@ def test_side_tensors_are_rounded_to_half_where_that_is_safe() -> None:
     assert changed == {"bn.weight", "bn2.running_var"}
     for name in changed:
         np.testing.assert_array_equal(rounded[name], side[name].astype(np.float16))
-        assert fits_half(rounded[name])
+    assert that_fit_half(rounded) == {*changed}
     assert all(tensor.dtype == np.float32 for tensor in rounded.values())
     assert rounded_side(side, 32) is side
     again = rounded_side(rounded, 16)
     assert all(again[name].tobytes() == rounded[name].tobytes() for name in side)
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from([0.0, -0.0, 1.0, 0.1, 65504.0, 65520.0, 1e-8, 2.0**-24, math.nan, math.inf]),
+            max_size=5,
+        ),
+        max_size=6,
+    )
+)
+def test_those_that_fit_half_are_found_as_one_by_one(values: list[list[float]]) -> None:
+    side = {str(place): np.array(each, np.float32) for place, each in enumerate(values)}
+    side["clip"] = np.array(0.5, np.float32)
+    with np.errstate(over="ignore"):
+        expected = {
+            name
+            for name, tensor in side.items()
+            if np.array_equal(tensor.astype(np.float16).astype(np.float32), tensor)
+        }
+    assert that_fit_half(side) == expected

@@ -130,6 +130,30 @@ def test_a_model_comes_back_as_it_was(
     assert len(data) <= payload_bytes(layers, side) + 10 * len(layers) + 6 * len(side) + 40
 
 
+WIDE = Graph(
+    "wide",
+    Input(2, 8, 8, 1.0, 0),
+    (Node("flat", Flatten(), (INPUT,)), Node("fc", Linear(128, 10, bias=True), ("flat",))),
+    "fc",
+)
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(0, 2**32))
+def test_a_coded_model_is_the_same_and_never_longer(bits: int, spread: int, seed: int) -> None:
+    draws = np.random.default_rng(seed).normal(2**bits / 2, 2**bits / spread, (10, 128))
+    codes = np.clip(draws, 0, 2**bits - 1).astype(np.uint8)
+    layers = {"fc": PackedLayer(planes.pack(codes, bits), np.asarray(0.5, np.float32))}
+    side = {name: np.zeros(shape, np.float32) for name, shape in WIDE.side_shapes().items()}
+    data = encode_model(WIDE, layers, side, coded=True)
+    assert_same_model((layers, side), decode_model(WIDE, data))
+    message = payload_pb2.ModelPayload()
+    message.ParseFromString(data)
+    shorter = len(encode_model(WIDE, layers, side)) - len(data)
+    assert shorter > 0 if message.layers[0].coded else shorter == 0
+    # Codes that lie close together are coded whatever their number, but not where there are only two.
+    assert message.layers[0].coded or spread < 20 or bits == 1
+
+
 def test_an_update_comes_back_as_it_was() -> None:
     sent = update()
     run_id, got = decode_update(GRAPH, encode_update(GRAPH, "run-1", sent))
@@ -157,6 +181,11 @@ def altered(change: Callable[[payload_pb2.UpdatePayload], object]) -> bytes:
     [
         (lambda m: m.model.ClearField("graph_id"), "is of graph none, this run trains"),
         (lambda m: m.model.layers.pop(), "has 1 layers, the graph 2"),
+        (lambda m: setattr(m.model.layers[0], "coded", b"abc"), "has both planes and a code"),
+        (
+            lambda m: m.model.layers[0].CopyFrom(payload_pb2.LayerPlanes(bits=3, coded=b"abc")),
+            "'conv' is damaged: 3 bytes are not the code of 27 codes of 3 bits",
+        ),
         (lambda m: m.model.side.pop(), "side tensors, the graph"),
         (lambda m: setattr(m.model.layers[0], "bits", 0), "'conv' has 0 bits"),
         (lambda m: setattr(m.model.layers[0], "bits", 9), "'conv' has 9 bits"),

@@ -19,7 +19,7 @@ from fedmpq.export.executorch.runtime import quiet
 from fedmpq.export.exporting import export_model
 from fedmpq.export.format import ExportError
 from fedmpq.export.onnx.float_functions import function_of as onnx_function
-from fedmpq.export.onnx.functions import IR_VERSION, OPSET
+from fedmpq.export.onnx.opset import IR_VERSION, OPSET
 from fedmpq.export.onnx.verification import values
 from fedmpq.export.onnx.writer import OnnxWriter
 from fedmpq.export.real_functions import ERROR_OF_BOUNDED, ERROR_PER_MAGNITUDE, exact_rounding
@@ -95,7 +95,7 @@ def by_onnx_runtime() -> dict[str, NDArray[np.float32]]:
         "functions",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in values.values()],
-        writer.constants,
+        list(writer.constants.values()),
     )
     opset = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)

@@ -85,10 +85,13 @@ class Federation:
     def start_server(self, *more: str) -> Program:
         server = self.begin_server(*more)
         wait_for_port(self.port, server)
-        if self._first is None:
-            # No board has come yet, so the first model is still there.
-            self._first = first_in(StateFolder(self.state))
+        self.keep_first()
         return server
+
+    def keep_first(self) -> None:
+        """For the checker; no board has come yet, so the first model is still there."""
+        if self._first is None:
+            self._first = first_in(StateFolder(self.state))
 
     def begin_server(self, *more: str) -> Program:
         """Without waiting for it to listen."""

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpq.server.leading import holder_of
-from fedmpq.server.serve import DEPOSED
+from fedmpq.server.leading import DEPOSED, holder_of
 from tests.databases import running_postgres
 from tests.federation.federation import Federation, assert_same
 from tools.programs import FEDMPQ, Program, free_port, listens, wait_for_port, wait_until

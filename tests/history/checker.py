@@ -9,7 +9,8 @@ receipts      Each is in the store with its id and payload, in a merge or in the
 counting      No receipt id and no payload stands for two places. A merged payload was sent by the client
               that it counts for, and was not one that this client was told is rejected.
 assignments   Each is the seat's: number, seed, bit-widths and payload; or it was cancelled afterwards. The
-              payload of every seat is the hash of the model before it, quantized at its bit-widths.
+              payload of every seat is the hash of the model before it, or of the version that the seat says
+              it was sent, quantized at its bit-widths.
 cancellations Each concerns a seat that was cut, or dealt again, or a run that was aborted.
 rounds        They are committed one after the other, without a gap, with nobody left "selected"; the
               store's count of updates is the number of answers.
@@ -65,9 +66,10 @@ def assert_holds(told: Told, stored: Stored, first: First) -> None:
 def _seats(stored: Stored) -> Seats:
     ids = stored.client_ids
     return {
-        Place(ids[seat.client], each.address.run_id, each.address.number, each.address.phase): (each, seat)
+        Place(ids[seat.client], known.run_id, known.number, known.phase): (each, seat)
         for each in stored.rounds
         for seat in each.seats
+        if (known := each.address.sent(seat))
     }
 
 

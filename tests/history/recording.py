@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from fedmpq.edge_client.transfer import wanted_payload
 from fedmpq.exchange.wire import phase_from_message
 from fedmpq.proto import federation_pb2 as pb
 
@@ -62,14 +63,15 @@ class Recorder:
         kind = event.WhichOneof("event")
         if kind == "assignment":
             told = event.assignment
+            payload, payload_bytes = wanted_payload(told)
             self.write(
                 kind,
                 client_id,
                 **_address(told),
                 client=told.client,
                 seed=told.seed,
-                payload=told.payload.hex(),
-                payload_bytes=told.payload_bytes,
+                payload=payload.hex(),
+                payload_bytes=payload_bytes,
                 bit_widths=list(told.bit_widths),
             )
         elif kind == "cancelled":

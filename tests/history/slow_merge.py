@@ -8,6 +8,9 @@ zero point `z` and the step `s` of a layer, and `d_n` what the client says that 
     returned model   d_n = s (c_returned - z) - s (c_sent - z'); or the returned value itself is averaged
     merge            W + sum_n w_n f_n d_n / sum_n w_n, f_n being 1 for a plain mean
 
+Where merges are asynchronous, codes and `W` of a change are those of the version its client was sent, and a
+change of S merges ago has the weight (1 + S)^-power w_n.
+
 Weights `w_n` and factors `f_n` of a rule that trusts clients differently are the rule's own (method.robust),
 which has references of its own in its tests.
 
@@ -45,14 +48,16 @@ def slow_weights_differ(replay: Replay, step: Step) -> bool:
 def _compared(replay: Replay, step: Step) -> Iterator[tuple[float, float, float]]:
     """The method's weight, the formulas', and how far they may be apart for rounding alone."""
     recipe, graph = replay.method.recipe, replay.graph
-    quantizer = replay.method.quantizer(step.sent)
     seats = {seat.client: seat for seat in step.round.seats}
     counted = _counted(replay, step)
     parties = []
     for place, update in enumerate(step.updates):
-        sent = quantizer.layers(seats[update.client].bit_widths)
+        base = step.bases[update.client]
+        sent = replay.method.quantizer(base).layers(seats[update.client].bit_widths)
         factors = {name: 1.0 if counted.factors is None else counted.factors[name][place] for name in sent}
-        parties.append((counted.weights[place], factors, sent, unpack_layers(graph, update.layers)))
+        age = (1 + step.sent.round - base.round) ** -replay.config.staleness_power
+        returned = unpack_layers(graph, update.layers)
+        parties.append((counted.weights[place] * age, factors, base.weights, sent, returned))
     for name, before in step.sent.weights.items():
         if name in graph.frozen_layers:
             continue
@@ -60,10 +65,10 @@ def _compared(replay: Replay, step: Step) -> Iterator[tuple[float, float, float]
         for place in range(0, flat.size, max(1, flat.size // PLACES)):
             channel = place // (flat.size // before.shape[0])
             total, weights = 0.0, 0.0
-            for weight, factors, sent, returned in parties:
+            for weight, factors, base_weights, sent, returned in parties:
                 value = _moved(
                     recipe,
-                    float(flat[place]),
+                    float(base_weights[name].reshape(-1)[place]),
                     _at(sent[name], place, channel),
                     returned[name],
                     place,

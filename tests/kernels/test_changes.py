@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedmpq import kernels
 from fedmpq.kernels.call import KernelError
-from fedmpq.kernels.changes import MAX_CHANGE_STEP, Changes, places
+from fedmpq.kernels.changes import MAX_CHANGE_STEP, Changes, code_changes, places
 from fedmpq.kernels.library import library
 from tests.kernels.slow_changes import CELL, slow_change
 
@@ -227,3 +227,65 @@ def test_places_of_what_does_not_fit_or_is_not_finite(isa: str) -> None:
     for w, c, s in ((3, 2, 1), (3, 3, 2), (0, 0, 1), (3, 3, 0)):
         with pytest.raises(ValueError, match="do not fit one another"):
             places(np.ones(w, np.float32), np.ones(c, np.uint8), np.ones(s, np.float32), 3)
+
+
+def slow_change_error(doubled: list[int], step: int, bits: int) -> int:
+    """Four times the squared error of changes, each given twice and plus 1 at odd places."""
+    kept = [step * (2 * slow_code(each, step, bits) - zero(bits)) for each in doubled]
+    return sum((2 * (each // 2) - value) ** 2 for each, value in zip(doubled, kept, strict=True))
+
+
+def zero(bits: int) -> int:
+    return 256 if bits == 8 else 2**bits - 1
+
+
+def slow_code(doubled: int, step: int, bits: int) -> int:
+    change, odd = divmod(doubled, 2)
+    if bits == 8:
+        return min(max((2 * change + step) // (2 * step) + 128, 1), 255)
+    return min(max((change + (step << (bits - 1)) - odd) // step, 0), (1 << bits) - 1)
+
+
+def slow_step(doubled: list[int], bits: int) -> int:
+    """Three series of twelve steps, each judged by every weight."""
+    reach = 254 if bits == 8 else 2**bits - 1
+    best = high = max(1, -(-2 * max(abs(each // 2) for each in doubled) // reach))
+    low = 1
+    for _ in range(3):
+        tried = sorted({best, *(round(low * (high / low) ** (place / 11)) for place in range(12))})
+        errors = [slow_change_error(doubled, step, bits) for step in tried]
+        place = errors.index(min(errors))
+        best, low, high = tried[place], tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
+    return best
+
+
+@given(
+    st.integers(1, 8), st.integers(1, 3), st.integers(1, 60), st.integers(0, 255), st.integers(0, 2**32 - 1)
+)
+def test_changes_are_coded_as_by_whole_numbers_one_by_one(
+    bits: int, rows: int, row: int, spread: int, seed: int
+) -> None:
+    """Codes far apart are few in a wide range, those near are many in a small one."""
+    draws = np.random.default_rng(seed)
+    sent = draws.integers(0, 256, (rows, row)).astype(np.uint8)
+    trained = np.clip(sent + draws.integers(-spread, spread + 1, (rows, row)), 0, 255).astype(np.uint8)
+    fractions = draws.integers(-128, 128, (rows, row)).astype(np.int8)
+    steps, codes = code_changes(sent, trained, fractions, rows, bits)
+    changes = 256 * (trained.astype(int) - sent) + fractions
+    for r in range(rows):
+        doubled = [2 * int(change) + place % 2 for place, change in enumerate(changes[r])]
+        assert steps[r] == slow_step(doubled, bits)
+        found = codes.reshape(rows, row)[r].tolist()
+        assert found == [slow_code(each, int(steps[r]), bits) for each in doubled]
+
+
+def test_changes_that_do_not_fit_are_refused() -> None:
+    codes, fractions = np.ones(6, np.uint8), np.ones(6, np.int8)
+    for bits in (0, 9):
+        with pytest.raises(KernelError, match="code_changes"):
+            code_changes(codes, codes, fractions, 2, bits)
+    with pytest.raises(KernelError, match="code_changes"):
+        code_changes(codes[:0], codes[:0], fractions[:0], 2, 4)
+    for other, few, rows in ((codes[1:], fractions, 2), (codes, fractions[1:], 2), (codes, fractions, 4)):
+        with pytest.raises(ValueError, match="do not fit one another"):
+            code_changes(codes, other, few, rows, 4)

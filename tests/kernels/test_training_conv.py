@@ -92,6 +92,9 @@ SHAPES = [
     square(2, 8, 64, 64, 1, 1),
     square(2, 14, 144, 144, 1, 144),
     square(1, 15, 96, 96, 2, 96),
+    square(2, 7, 57, 57, 1, 57),
+    # Taps as far apart as pixels, by a stride of two.
+    Conv(2, 19, 21, 41, 8, 9, 41, 3, 3, 2, 2, 0, 0, 2, 2, 41),
     square(2, 9, 3, 40, 1, 1),
 ]
 

@@ -199,9 +199,12 @@ def test_backward_error_follows_the_formula(isa: str, layer: Layer, threads: int
 def random_bytes(images: int, count: int, counter: Counter, purpose: int) -> NDArray[np.uint8]:
     """`(images, count)`: whole blocks of 16 bytes for each image."""
     blocks = -(-count // 16)
-    key = counter.seed, counter.client
+    seed, client, number = counter.seed, counter.client, counter.round
+    assert isinstance(seed, int)
+    assert isinstance(client, int)
+    assert isinstance(number, int)
     words = [
-        kernels.philox_block((block, counter.step, counter.round, counter.layer * 16 + purpose), key)
+        kernels.philox_block((block, counter.step, number, counter.layer * 16 + purpose), (seed, client))
         for block in range(images * blocks)
     ]
     return np.stack(words).astype("<u4").view(np.uint8).reshape(images, -1)[:, :count]

@@ -487,7 +487,8 @@ def test_fpq8_ignores_the_budgets_on_the_wire(tmp_path: Path) -> None:
     prepared = prepare(small(method="fpq8", rounds=1, statistics="averaged"))
     (result,) = run(prepared, tmp_path, 1, silent)
     assert result.bit_widths == (8,) * len(prepared.start.graph.layers)
-    assert min(result.bytes_up, result.bytes_down) > 3 * sum(prepared.start.graph.layer_sizes)
+    # Three clients' bytes, coded by their entropy.
+    assert min(result.bytes_up, result.bytes_down) > 2.8 * sum(prepared.start.graph.layer_sizes)
 
 
 class CountingPool(InProcessPool):

@@ -203,7 +203,7 @@ def test_least_error_of_a_normal_layer_is_the_textbook_step(bits: int, expected:
 
 def test_the_sample_of_a_large_layer_holds_every_tap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the stride a multiple of 9, the search would see one tap of each 3x3 kernel and no other."""
-    monkeypatch.setattr(grid, "_SAMPLE", 1024)
+    monkeypatch.setattr(grid, "_SEARCHED", 1024)
     weights = np.random.default_rng(1).normal(size=(64, 64, 3, 3)).astype(np.float32)
     weights[:, :, 0, 0] *= 0.001
     for bits in (2, 4, 8):
@@ -217,7 +217,7 @@ def test_the_sample_of_a_large_layer_holds_every_tap(monkeypatch: pytest.MonkeyP
 def test_a_sample_that_misses_the_large_weights_does_no_harm(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "_SAMPLE", 16)
+    monkeypatch.setattr(grid, "_SEARCHED", 16)
     weights = np.random.default_rng(3).normal(size=2000).astype(np.float32)
     weights[1:21] = 10
     spanning = squared_error(weights, float(grid.max_step(weights, bits)), bits)

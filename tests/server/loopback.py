@@ -31,6 +31,7 @@ from fedmpq.method.state import ClientRecord, GlobalModel
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.proto.fedmpq.v1 import federation_pb2_grpc
 from fedmpq.server.blobs import Outgoing, Uploads
+from fedmpq.server.boards_port import OPTIONS
 from fedmpq.server.connections import Connections
 from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.database import sqlite_url
@@ -38,12 +39,11 @@ from fedmpq.server.exports import Exports
 from fedmpq.server.federation_service import FederationService
 from fedmpq.server.own_blobs import open_own_blobs
 from fedmpq.server.run_config import RunConfig, make_config
-from fedmpq.server.serve import OPTIONS
 from fedmpq.server.store.records import Run
 from fedmpq.server.store.sql import open_store
 from fedmpq.server.tokens import make_token
 from tests.history.checker import violations
-from tests.history.facts import First, read_stored, read_told
+from tests.history.facts import First, Stored, read_stored, read_told
 from tests.history.recording import Recorder
 from tests.server.small_model import GRAPH, first_state
 from tests.server.stand_in import StandIn, made_up, nudge
@@ -219,11 +219,19 @@ class Federation:
             if "undone" in last:
                 # What was merged there and taken back cannot be found by merging what counts.
                 continue
-            stored = read_stored(self.store, self.folder / "blobs", run.name)
+            stored = self._stored(run)
             seated = {stored.client_ids[seat.client] for each in stored.rounds for seat in each.seats}
             if seated <= told.lines.keys():
                 found = violations(told, stored, first)
                 assert not found, f"run {run.name!r}:\n" + "\n".join(found)
+
+    def _stored(self, run: Run) -> Stored:
+        """All of it as it was at one moment: a merge meanwhile may delete what was read of before."""
+        while True:
+            before = self.store.run(run.run_id)
+            stored = read_stored(self.store, self.folder / "blobs", run.name)
+            if self.store.run(run.run_id) == before:
+                return stored
 
     def recorder(self, name: str) -> Recorder:
         """For a stand-in that a test makes itself."""

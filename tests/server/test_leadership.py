@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
+from fedmpq.server.database import make_engine
 from fedmpq.server.leading import Lease, holder_of
-from fedmpq.server.store.errors import Deposed
+from fedmpq.server.store import transactions
+from fedmpq.server.store.errors import Deposed, StoreFailed
 from fedmpq.server.store.protocol import Store
-from fedmpq.server.store.sql import open_store
+from fedmpq.server.store.sql import SqlStore, open_store
 from tests.server.facts import add_token
 
 LONG, SHORT = 600.0, 0.3
@@ -98,6 +102,37 @@ def test_who_stands_by_takes_over_when_the_lease_is_over(stores: tuple[Store, St
         await second.end()
 
     asyncio.run(scenario())
+
+
+def paused_after(engine: Engine, words: str, meanwhile: Callable[[], object]) -> None:
+    """`meanwhile` runs while a transaction of `engine` stands still behind its statement with these words, as
+    if its process had been stopped there."""
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def pause(*executed: Any) -> None:
+        if words in executed[2]:
+            meanwhile()
+
+
+@pytest.mark.parametrize("last_word", [lambda store: store.renew(LONG), SqlStore.step_down])
+def test_a_leader_paused_with_the_lease_locked_is_followed(
+    database_url: str, last_word: Callable[[SqlStore], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database_url.startswith("sqlite"):
+        pytest.skip("one process has the database")
+    second = open_store(database_url)
+    patience = transactions._PATIENCE.replace(f"'{transactions.PAUSED_SECONDS}s'", "'1s'")
+    monkeypatch.setattr(transactions, "_PATIENCE", patience)
+    engine = make_engine(database_url)
+    first = SqlStore(engine)
+    first.lead("a", -1.0)
+    epochs: list[int | None] = []
+    paused_after(engine, "UPDATE leadership", lambda: epochs.append(second.lead("b", LONG)))
+    with pytest.raises(StoreFailed):
+        last_word(first)
+    assert epochs == [2]
+    for store in (first, second):
+        store.close()
 
 
 def test_a_server_that_is_told_to_stop_stands_by_no_longer(stores: tuple[Store, Store]) -> None:

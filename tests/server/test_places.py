@@ -153,7 +153,7 @@ def test_a_rejected_update_does_not_stop_a_run_without_spare_boards(
 
     async def scenario() -> None:
         async with federation(tmp_path) as server:
-            run = server.queue(small_config(rounds=5, deadline_seconds=deadline, away_seconds=1))
+            run = server.queue(small_config(rounds=5, deadline_seconds=deadline))
             good, bad = await server.clients(4, 4)
             bad.train = too_loud
             work, refused = bad.work, list[str]()

@@ -17,7 +17,7 @@ from fedmpq.method.quantized_method import QuantizedMethod
 from fedmpq.model.calibration import statistics_names
 from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
-from fedmpq.server import round_work
+from fedmpq.server import calibration_work
 from fedmpq.server.claim_limits import ClaimLimits
 from tests.server.loopback import (
     PATIENCE,
@@ -460,7 +460,7 @@ def only_told(client: StandIn) -> list[grpc.aio.AioRpcError]:
 def test_a_board_that_is_gone_does_not_hold_up_a_calibration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_work, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(calibration_work, "AWAY_SECONDS", 0.5)
 
     async def scenario() -> None:
         async with federation(tmp_path) as server:

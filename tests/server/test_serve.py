@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # ty
     ProtoReflectionDescriptorDatabase,
 )
 
-from fedmpq.server.serve import OPTIONS
+from fedmpq.server.boards_port import OPTIONS
 from fedmpq.system.addresses import split_address
 from tools.programs import FEDMPQ, Program, wait_until
 

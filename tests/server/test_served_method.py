@@ -52,6 +52,12 @@ def test_the_method_is_the_one_that_the_settings_name() -> None:
     assert type(own) is own_methods.Fickle
 
 
+def test_a_merge_of_one_s_own_is_not_asynchronous() -> None:
+    config = small_config(method=f"{own_methods.__name__}:Picky", asynchronous=2)
+    with pytest.raises(ConfigError, match="Picky merges by itself, and does not go with asynchronous"):
+        served_method(config, GRAPH)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

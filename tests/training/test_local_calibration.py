@@ -18,9 +18,9 @@ from fedmpq.exchange.messages import (
     Assignment,
     Calibration,
     TrainingPlan,
-    fits_half,
     pack_layers,
     rounded_side,
+    that_fit_half,
 )
 from fedmpq.model.calibration import calibration_batches, measure, statistics_names
 from fedmpq.model.quantized import Side
@@ -55,7 +55,7 @@ def test_it_measures_the_model_it_was_sent_on_its_own_images(
     assert [len(batch) for batch in batches] == [8, 8, 5]
     expected = measure(model.graph, model.layers, model.side, batches)
     assert same(found.statistics, rounded_side(expected, side_bits))
-    assert all(fits_half(tensor) for tensor in found.statistics.values()) == (side_bits == 16)
+    assert (that_fit_half(found.statistics) == found.statistics.keys()) == (side_bits == 16)
 
 
 def test_it_counts_all_its_samples_though_it_measures_few(make_model: Made, make_data: Made) -> None:

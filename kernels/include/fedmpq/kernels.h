@@ -29,8 +29,8 @@
 extern "C" {
 #endif
 
-// Name of the instruction set that dispatch uses now: "avx512", "avx2", "neon_dot", "neon" or "scalar". At first it is
-// the best this CPU has.
+// Name of the instruction set that dispatch uses now: "avx512", "avx_vnni", "avx2", "neon_i8mm", "neon_dot", "neon" or
+// "scalar". At first it is the best this CPU has.
 FEDMPQ_API const char* fedmpq_isa(void);
 
 // Makes dispatch use `name`. Returns 0, or -1 (and changes nothing) where the CPU or the build lacks it.
@@ -79,6 +79,22 @@ FEDMPQ_API int64_t fedmpq_add_changes(const FedmpqChanges* changes, const int32_
 // exactly. Returns as fedmpq_add_changes does.
 FEDMPQ_API int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t count, double* out);
 
+// For the rows i and j <= i of numbers [rows, columns], whole ones of at most 2^26 in magnitude:
+//   2^26 upper[i * rows + j] + lower[i * rows + j] += sum over k of numbers[i, k] * numbers[j, k],
+// exactly; of every 2^53 / (greatest number)^2 columns the lower 26 bits go to `lower`. Places of j > i stay as they are.
+FEDMPQ_API int32_t fedmpq_whole_products(const double* numbers, int64_t rows, int64_t columns, int64_t* upper,
+                                         int64_t* lower);
+
+// What a layer of m = rows * row weights has changed by, coded on a grid of its own for each row. A weight has moved by
+// d = 256 (trained - sent) + fraction; with o = 1 at odd places of its row and 0 at even ones, and z = 2^bits - 1, at 8 bits
+// 256, a step s codes it as
+//   code = floor((d + 2^(bits-1) s - o) / s), at 8 bits floor((2 d + s) / (2 s)) + 128,
+// clamped to 0..2^bits - 1, at 8 bits to 1..255, and keeps s (2 code - z) / 2 of it. steps[r] is the whole step with the least
+// sum of squared differences of those that are tried: three series of 12 steps that grow by equal factors, rounded, beside the
+// best so far; the first from 1 to the step that spans the row's changes, then between the neighbours of the best.
+FEDMPQ_API int32_t fedmpq_code_changes(const uint8_t* sent, const uint8_t* trained, const int8_t* fractions, int64_t rows,
+                                       int64_t row, int32_t bits, int32_t* steps, uint8_t* codes);
+
 // places[m] of weights[m] that were quantized to codes[m] with steps[rows], each positive and finite:
 //   place = rint(2^12 * (weight / step)) + 2^12 * zero_point, the quotient and its multiple being rounded to float,
 // within the cell of the code: in 2^12 * code - 2^11 .. 2^12 * code + 2^11 - 1. Where the code is the lowest or the highest
@@ -86,12 +102,33 @@ FEDMPQ_API int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, i
 FEDMPQ_API int32_t fedmpq_places(const float* weights, const uint8_t* codes, const float* steps, int64_t rows, int64_t row,
                                  int32_t bits, int32_t* places);
 
-// errors[r, k] = sum over j of (w - q)^2 for w = rows[r, j] and q = (clip(rint(w / s + z), low, high) - z) * s, where
-// s = steps[r, k], high = 2^bits - 1, and z = high/2 and low = 0 below 8 bits, z = 128 and low = 1 at 8. rows is
-// [count, length], steps and errors are [count, candidates]. All in single precision; the sum is taken in the order in
-// which NumPy takes that of a contiguous row, so both give the same bits.
-FEDMPQ_API int32_t fedmpq_grid_errors(const float* rows, int64_t count, int64_t length, const float* steps,
-                                      int64_t candidates, int32_t bits, float* errors);
+// noise[r] = sum over j of (w - t*s)^2, w = rows[r, j], s = steps[r] and t = clip(rint(w/s + z), low, high) - z, with
+// high = 2^bits - 1, and z = high/2 and low = 0 below 8 bits, z = 128 and low = 1 at 8. The difference is in single precision,
+// squares and sum in double.
+FEDMPQ_API int32_t fedmpq_grid_noise(const float* rows, int64_t count, int64_t length, const float* steps, int32_t bits,
+                                     double* noise);
+
+// The steps with the least sum of (w - t*s)^2 for many grids at once, on so many threads, and the noise of each. Grid g has
+// bits[g] bits and is for the rows [counts[g], lengths[g]] at weights + starts[g], of `size` weights in all; its steps and
+// their noise go to steps + firsts[g] and noise + firsts[g], of `room` each. A step is the best as far as a search finds it:
+// three geometric series of 16 steps, each finer; then three times s = sum w*t / sum t^2 on the whole row. Never a step with a
+// larger error than the one that spans the row, 2*max|w| / high, nor one below 2^-30. All in single precision; sums are taken
+// in the order in which NumPy takes those of a contiguous row, so both give the same bits. The series are tried on a sample
+// where a row has twice `searched` weights or more: every k-th, k the least number from length / searched on that has no
+// factor in common with the length, or the sample could hold a single tap of every kernel.
+FEDMPQ_API int32_t fedmpq_least_error_grids(const float* weights, int64_t size, const int64_t* starts, const int64_t* counts,
+                                            const int64_t* lengths, const int32_t* bits, int64_t grids, int64_t searched,
+                                            int32_t threads, const int64_t* firsts, int64_t room, float* steps,
+                                            double* noise);
+
+// coded = codes[n] of `bits` bits, 1..8, as an entropy code: the frequency of every code in parts of 4096, then four states of
+// 32 bits, then words of 16 bits, all little-endian. Returns the length, or 0 if it would exceed `room`; the same codes give the
+// same bytes everywhere. A code of more bits, or n < 1, is refused.
+FEDMPQ_API int64_t fedmpq_encode_codes(const uint8_t* codes, int64_t n, int32_t bits, uint8_t* coded, int64_t room);
+
+// codes[n] = those of which `coded` is the code; -4 if it is the code of no n codes of `bits` bits. Trusts nothing in it: it reads
+// no byte beyond `length` and writes none beyond n.
+FEDMPQ_API int32_t fedmpq_decode_codes(const uint8_t* coded, int64_t length, int64_t n, int32_t bits, uint8_t* codes);
 
 // One block of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 FEDMPQ_API int32_t fedmpq_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);

@@ -112,6 +112,41 @@ FEDMPQ_API int32_t fedmpq_backward_error(const int32_t* acc, const uint16_t* err
                                          const float* gain, const float* mean_g, const float* mean_gx, int32_t threads,
                                          uint16_t* out, float* greatest);
 
+// Codes of so many bits as products take them: 2 * code - (2^bits - 1) below 8 bits, code - 128 at 8.
+FEDMPQ_API int32_t fedmpq_integer_weights(const uint8_t* codes, int64_t count, uint32_t bits, int8_t* out);
+
+// How accumulators become codes, by channel. s = scale * source is what an accumulator stands for, mean and var are the
+// accumulators' over the batch, from sums[0] of them and sums[1] of their squares, `count` of each:
+//   r = 1/sqrt(s^2 var + eps), norm = s r, bias = -mean s r, gain = gamma r unit, all in double precision, rounded once
+//   t_scale = gamma norm / target, t_shift = (gamma bias + beta) / target
+// statistics[mean_at + o] = mean s + offset, statistics[variance_at + o] = s^2 var count/(count - 1). Without gamma:
+// t_scale = s / target, t_shift = offset / target, and nothing else is read or written. The offset may be null.
+typedef struct {
+  int32_t channels;
+  int64_t count;
+  double eps;
+  const float *scale, *offset, *gamma, *beta, *unit;
+  const double* sums;
+  double* statistics;
+  int64_t mean_at, variance_at;
+  float *t_scale, *t_shift, *norm, *bias, *gain;
+} FedmpqChannelMap;
+
+// Returns 0, a status, or -3 if t_scale or t_shift is not finite.
+FEDMPQ_API int32_t fedmpq_map_channels(const FedmpqChannelMap* map, float source, float target);
+
+// The gradients of side tensors from the sums that fedmpq_conv_backward_sums gives: shift = sums[0], scale = sums[1], if they
+// are not null; *clip = the sum of sums[2] over the channels, less that of sums[3] if `below` is not 0, each rounded once.
+// mean_g = sums[0]/count and mean_gx = sums[1]/count, or 0 if count is 0. Returns 0, a status, or -3 if a sum is not finite.
+FEDMPQ_API int32_t fedmpq_side_gradients(const double* sums, int32_t channels, int64_t count, int32_t below, float* clip,
+                                         float* shift, float* scale, float* mean_g, float* mean_gx);
+
+// How errors of at most the greatest of `greatest` become 8-bit numbers: numbers[0] = that/127, numbers[1] = its inverse, 0
+// where that would be of a denormal number; scales[o] = numbers[0] * source / weight_scale[o]. Returns 0, a status, or -3
+// if the greatest is not finite.
+FEDMPQ_API int32_t fedmpq_error_scales(const float* greatest, int32_t images, float source, const float* weight_scale,
+                                       int32_t channels, float* numbers, float* scales);
+
 // floor(clamp(error * inverse + u, -127, 127.5) + 128) - 128 in float32 (the shift may round away what is under 2^-17 below
 // a whole number), u = (random byte + 1/2)/256. The bytes of image i are those of blocks
 // i * ceil(count/16) and on of Philox4x32-10 with counter (block, c1, c2, c3) and key (k0, k1), least byte first; there are

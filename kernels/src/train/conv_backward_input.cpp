@@ -98,7 +98,8 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
     if (deep) {
       for (int y = 0; y < rows.count; ++y) {
         ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, columns.count,
-                         c.channels, taps, zero, fit, at.offsets.data(), packed.data(), scratch.sums.data()});
+                         c.channels, taps, zero, columns.dilation == 1 ? columns.taps : 1, true, fit, at.offsets.data(),
+                         packed.data(), scratch.sums.data()});
         emit(y, 1, scratch.sums.data());
       }
       return;

@@ -123,20 +123,64 @@ struct Gathered {
   int64_t sum(int64_t i) const { return part.data()[i] + (flushed ? whole.data()[i] : 0); }
 };
 
-// Sums [tap][input][width] of one group to gradients [output][input][tap] of its outputs, a few of them at a time: they lie
-// far apart.
+// The sums of one group, [tap][input][width], where gradients are [output][input][tap].
 template <class Sum>
-void write_gradient(const Sum* sums, int taps, int inputs, int width, int outputs, const int64_t* taken_off,
-                    const float* scale, float* gradient) {
-  const int64_t row = int64_t{inputs} * taps;
+struct Sums {
+  const Sum* data;
+  int taps, inputs, width;
+  // Those of all outputs for the weight at `place` of each output's.
+  const Sum* at(int64_t place) const { return data + (place % taps * inputs + place / taps) * width; }
+  int64_t places() const { return int64_t{inputs} * taps; }
+};
+
+// Gradients of the outputs from `first` up to `last` at the places from `place` on.
+template <class Sum>
+void write_places(const Sums<Sum>& sums, int64_t place, int first, int last, const int64_t* taken_off, const float* scale,
+                  float* gradient) {
+  for (; place < sums.places(); ++place) {
+    const Sum* from = sums.at(place);
+    float* to = gradient + place;
+    for (int o = first; o < last; ++o) to[o * sums.places()] = static_cast<float>(from[o] - taken_off[o]) * scale[o];
+  }
+}
+
+// The outputs of a block at four places at a time; how many places. 32 bits hold a sum less what is taken off, as that is
+// the sum for codes whose zero is 0, which are no greater.
+int64_t write_fours(const Sums<int32_t>& sums, int first, const int64_t* taken_off, const float* scale, float* gradient) {
+  using shuffle::F4, shuffle::I4;
+  constexpr int fours = lanes / 4;
+  I4 off[fours];
+  F4 scales[fours];
+  for (int l = 0; l < lanes; ++l) off[l / 4][l % 4] = static_cast<int32_t>(taken_off[first + l]);
+  std::memcpy(scales, scale + first, sizeof scales);
+  int64_t place = 0;
+  const int64_t row = sums.places();
+  for (; place + 4 <= row; place += 4) {
+    const int32_t* from[4];
+    for (int i = 0; i < 4; ++i) from[i] = sums.at(place + i) + first;
+#pragma GCC unroll 4
+    for (int f = 0; f < fours; ++f) {
+      F4 rows[4];
+      for (int i = 0; i < 4; ++i) {
+        I4 own;
+        std::memcpy(&own, from[i] + 4 * f, sizeof own);
+        rows[i] = __builtin_convertvector(own - off[f], F4) * scales[f];
+      }
+      shuffle::transpose(rows, gradient + (first + 4 * f) * row + place, row);
+    }
+  }
+  return place;
+}
+
+int64_t write_fours(const Sums<int64_t>&, int, const int64_t*, const float*, float*) { return 0; }
+
+// Gradients from sums, a few outputs at a time: they lie far apart.
+template <class Sum>
+void write_gradient(const Sums<Sum>& sums, int outputs, const int64_t* taken_off, const float* scale, float* gradient) {
   for (int first = 0; first < outputs; first += lanes) {
     const int last = outputs - first < lanes ? outputs : first + lanes;
-    for (int i = 0; i < inputs; ++i)
-      for (int tap = 0; tap < taps; ++tap) {
-        const Sum* from = sums + (int64_t{tap} * inputs + i) * width;
-        float* to = gradient + int64_t{i} * taps + tap;
-        for (int o = first; o < last; ++o) to[o * row] = static_cast<float>(from[o] - taken_off[o]) * scale[o];
-      }
+    const int64_t done = last - first == lanes ? write_fours(sums, first, taken_off, scale, gradient) : 0;
+    write_places(sums, done, first, last, taken_off, scale, gradient);
   }
 }
 
@@ -249,7 +293,8 @@ class WeightGradient {
     const int64_t line = int64_t{c_.stride_h} * layout_.padded_width * c_.channels;
     for (int y = 0; y < c_.out_height; ++y)
       ops().depthwise_weights({own.planes.data() + y * line, c_.stride_w * c_.channels, c_.out_width, c_.channels, taps_,
-                               zero_, fit_, at_.offsets.data(), nullptr, nullptr},
+                               zero_, c_.dilation_w == c_.stride_w ? c_.kernel_w : 1, source_.pairs, fit_,
+                               at_.offsets.data(), nullptr, nullptr},
                               errors_of(image) + int64_t{y} * c_.out_width * c_.channels, own.part.data());
   }
 
@@ -306,10 +351,10 @@ class WeightGradient {
   template <class Sum>
   void write_groups(const Sum* sums, const float* scale, float* gradient) const {
     const int64_t* taken_off = gathered_[0]->errors.data();
-    if (deep_) return write_gradient(sums, taps_, 1, c_.channels, c_.channels, taken_off, scale, gradient);
+    if (deep_) return write_gradient<Sum>({sums, taps_, 1, c_.channels}, c_.channels, taken_off, scale, gradient);
     for (int g = 0; g < c_.groups; ++g)
-      write_gradient(sums + g * group_sums(), taps_, inputs_, blocks_ * lanes, outputs_, taken_off + g * outputs_,
-                     scale + g * outputs_, gradient + int64_t{g} * outputs_ * inputs_ * taps_);
+      write_gradient<Sum>({sums + g * group_sums(), taps_, inputs_, blocks_ * lanes}, outputs_, taken_off + g * outputs_,
+                          scale + g * outputs_, gradient + int64_t{g} * outputs_ * inputs_ * taps_);
   }
 
   const FedmpqConv& c_;

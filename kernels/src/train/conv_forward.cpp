@@ -35,7 +35,8 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
     const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
     for (int y = 0; y < c.out_height; ++y) {
       ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
-                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero, fit, at.offsets.data(), by_tap.data(),
+                       c.stride_w * c.channels, c.out_width, c.channels, taps, zero,
+                       c.dilation_w == c.stride_w ? c.kernel_w : 1, source.pairs, fit, at.offsets.data(), by_tap.data(),
                        acc + image * out + int64_t{y} * c.out_width * c.channels});
       if ((y + 1) % band == 0 || y + 1 == c.out_height) after(image, y / band * band, y % band + 1);
     }

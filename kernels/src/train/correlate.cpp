@@ -74,9 +74,9 @@ void pack_weights(const Product& product, int inputs, int depth, const Weights& 
 
 int greatest_weight(const FedmpqConv& c, const int8_t* weights) {
   const int64_t count = int64_t{c.out_channels} * (c.channels / c.groups) * c.kernel_h * c.kernel_w;
-  int greatest = 0;
+  uint8_t greatest = 0;  // in bytes, of which a register holds most
   for (int64_t i = 0; i < count; ++i) {
-    const int magnitude = weights[i] < 0 ? -weights[i] : weights[i];
+    const auto magnitude = static_cast<uint8_t>(weights[i] < 0 ? -weights[i] : weights[i]);
     greatest = magnitude > greatest ? magnitude : greatest;
   }
   return greatest;

@@ -50,7 +50,9 @@ struct Depthwise {
   const uint8_t* a;
   ptrdiff_t stride;
   int pixels, channels, taps, zero;
-  int fit;  // products that surely add up within 16 bits; at least 1
+  int run;     // neighbouring taps that lie as far apart as pixels do; divides them all
+  bool small;  // whether a byte of `a` less zero is a signed byte
+  int fit;     // products that surely add up within 16 bits; at least 1
   const int32_t* tap;
   const int8_t* w;
   int32_t* out;
@@ -78,6 +80,11 @@ struct Joining {
 // The bits of a slope whose code fell outside; a slope itself is finite.
 constexpr int32_t is_above = 0x7FC00001, is_below = 0x7FC00002;
 
+// Weight decay of codes that share a step, and the momentum of floats.
+struct Decay {
+  float zero, step, factor, momentum;
+};
+
 // A stochastic move of codes that share a rate; fedmpq_update_codes states the rules.
 struct Move {
   const float *direction, *uniforms;
@@ -85,6 +92,14 @@ struct Move {
   float rate;
   int bits;
   int32_t low, high;  // codes in use
+};
+
+// The Lasso's move of codes towards zero, which lies between middle - 1 and middle.
+struct Lasso {
+  const float* pull;  // by magnitude, 128 of them: how many codes, at most 256, none below 0
+  const float* uniforms;
+  int64_t count;
+  int32_t low, middle;  // the least code in use
 };
 
 struct Ops {
@@ -148,13 +163,15 @@ struct Ops {
                          const uint8_t* right, const uint16_t* error, uint16_t* left_error, float* sum, float* above,
                          float* below);
 
-  // direction = gradient + factor * step * (code - zero)
-  void (*decay)(const float* gradient, const uint8_t* codes, int64_t count, float zero, float step, float factor,
-                float* direction);
+  // direction = gradient + factor * step * (code - zero) and, if there is a buffer, momentum * buffer, which becomes the same
+  void (*decay)(const Decay&, const float* gradient, const uint8_t* codes, int64_t count, float* buffer, float* direction);
+  // Whether none is infinite or no number
+  bool (*finite)(const float* values, int64_t count);
   // direction += momentum * scale * codes, which become the sum, as multiples of the new scale that is returned
   float (*push_momentum)(int8_t* codes, float scale, float momentum, int64_t count, float* direction);
   void (*move_paper)(const Move&, uint8_t* codes);
   void (*move_carried)(const Move&, uint8_t* codes, int8_t* fractions);
+  void (*move_lasso)(const Lasso&, uint8_t* codes);
 };
 
 extern const Ops ops_scalar;
@@ -162,9 +179,16 @@ extern const Ops ops_scalar;
 extern const Ops ops_avx2;
 extern const Ops ops_avx512;
 #endif
+#ifdef FEDMPQ_AVX_VNNI
+extern const Ops ops_avx_vnni;
+extern const Ops ops_avx_vnni_evex;
+#endif
 #ifdef FEDMPQ_NEON
 extern const Ops ops_neon;
 extern const Ops ops_neon_dot;
+#endif
+#ifdef FEDMPQ_I8MM
+extern const Ops ops_neon_i8mm;
 #endif
 
 const Ops& ops();  // of the active instruction set

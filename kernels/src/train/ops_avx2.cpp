@@ -9,7 +9,7 @@
 namespace fedmpq {
 namespace {
 
-constexpr int width = 8, product_lanes = 16;
+constexpr int width = 8, product_lanes = 16, small_lanes = 16, byte_registers = 1;
 
 #include "vectors.inc"
 #include "vectors_avx2.inc"
@@ -24,27 +24,7 @@ inline __m256i plus(const int32_t* start, ptrdiff_t at, __m256i value) {
 }
 inline __m256i load_weights(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
-// The addresses of up to four rows: the first, the bytes between two, and those between the first and the last.
-struct FourRows {
-  const uint8_t* first;
-  ptrdiff_t stride, last;
-};
-
-// One quad of a row, eight times. The address is added up in the instruction itself: from C++ the compiler makes so many
-// of them that it runs out of registers.
-template <int Row, int Quad>
-inline __m256i spread(const FourRows& rows) {
-  __m256i codes;
-  if constexpr (Row == 0)
-    __asm__("vpbroadcastd %c2(%1), %0" : "=x"(codes) : "r"(rows.first), "i"(4 * Quad));
-  else if constexpr (Row == 3)
-    __asm__("vpbroadcastd %c3(%1,%2), %0" : "=x"(codes) : "r"(rows.first), "r"(rows.last), "i"(4 * Quad));
-  else
-    __asm__("vpbroadcastd %c3(%1,%2,%c4), %0"
-            : "=x"(codes)
-            : "r"(rows.first), "r"(rows.stride), "i"(4 * Quad), "i"(Row));
-  return codes;
-}
+#include "four_rows_avx2.inc"
 
 inline __m256i times(__m256i codes, const int8_t* w) { return _mm256_maddubs_epi16(codes, load_weights(w)); }
 
@@ -269,8 +249,7 @@ constexpr int unrolled = 4;
 const Ops ops_avx2{
     "avx2", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
-    multiply, multiply_error, decay, push_momentum,
-    move_paper, move_carried};
+    multiply, multiply_error, decay, finite, push_momentum, move_paper, move_carried, move_lasso};
 
 }  // namespace fedmpq
 

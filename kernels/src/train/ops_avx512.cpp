@@ -8,7 +8,7 @@
 namespace fedmpq {
 namespace {
 
-constexpr int width = 16, product_lanes = 32;
+constexpr int width = 16, product_lanes = 32, small_lanes = 32, byte_registers = 1;
 
 #include "vectors.inc"
 #include "vectors_avx2.inc"
@@ -52,12 +52,12 @@ inline Products<32> load_factors<32>(const int8_t* from) {
 }
 
 template <>
-inline void add_products<32>(Products<32> products, int32_t* to) {
+inline void add_products<32>(Products<32> products, const int32_t* start, int32_t* to) {
   const __m512i both = same_bits<__m512i>(products);
   const auto low = same_bits<Ints<16>>(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(both)));
   const auto high = same_bits<Ints<16>>(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(both, 1)));
-  store(load<16>(to) + low, to);
-  store(load<16>(to + 16) + high, to + 16);
+  store(start == nullptr ? low : load<16>(start) + low, to);
+  store(start == nullptr ? high : load<16>(start + 16) + high, to + 16);
 }
 
 template <>
@@ -96,6 +96,43 @@ template <>
 inline Floats<16> entries<16>(const float* table, const uint8_t* codes) {
   return same_bits<Floats<16>>(_mm512_i32gather_ps(same_bits<__m512i>(load_bytes<16>(codes)), table, 4));
 }
+
+template <int Entries>
+struct FloatTable<16, Entries> {
+  const float* table;
+
+  explicit FloatTable(const float* entries) : table(entries) {}
+  Floats<16> operator()(Ints<16> at) const {
+    return same_bits<Floats<16>>(_mm512_i32gather_ps(same_bits<__m512i>(at), table, 4));
+  }
+};
+
+template <>
+struct FloatTable<16, 16> {
+  __m512 table;
+
+  explicit FloatTable(const float* entries) : table(_mm512_loadu_ps(entries)) {}
+  Floats<16> operator()(Ints<16> at) const {
+    return same_bits<Floats<16>>(_mm512_permutexvar_ps(same_bits<__m512i>(at), table));
+  }
+};
+
+// The sixth bit of a place picks one of two pairs of registers.
+template <>
+struct FloatTable<16, 64> {
+  __m512 part[4];
+
+  explicit FloatTable(const float* entries) {
+    for (int k = 0; k < 4; ++k) part[k] = _mm512_loadu_ps(entries + 16 * k);
+  }
+  Floats<16> operator()(Ints<16> at) const {
+    const auto places = same_bits<__m512i>(at);
+    const __m512 low = _mm512_permutex2var_ps(part[0], places, part[1]);
+    const __m512 high = _mm512_permutex2var_ps(part[2], places, part[3]);
+    const __mmask16 upper = _mm512_test_epi32_mask(places, _mm512_set1_epi32(32));
+    return same_bits<Floats<16>>(_mm512_mask_blend_ps(upper, low, high));
+  }
+};
 
 template <>
 inline Ints<16> nearest<16>(Floats<16> value) {
@@ -231,8 +268,7 @@ inline void tile(const Tile& t, int row) {
 const Ops ops_avx512{
     "avx512", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
-    multiply, multiply_error, decay, push_momentum,
-    move_paper, move_carried};
+    multiply, multiply_error, decay, finite, push_momentum, move_paper, move_carried, move_lasso};
 
 }  // namespace fedmpq
 

@@ -8,7 +8,7 @@
 namespace fedmpq {
 namespace {
 
-constexpr int width = 4, product_lanes = 8;
+constexpr int width = 4, product_lanes = 8, small_lanes = 16, byte_registers = 4;
 
 #include "vectors.inc"
 #include "vectors_neon.inc"
@@ -77,10 +77,9 @@ constexpr int unrolled = 4;
 }  // namespace
 
 const Ops ops_neon_dot{
-    "neon_dot", true, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow,
-    backward_sums, narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
-    multiply, multiply_error, decay,
-    push_momentum, move_paper, move_carried};
+    "neon_dot", true, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
+    multiply, multiply_error, decay, finite, push_momentum, move_paper, move_carried, move_lasso};
 
 }  // namespace fedmpq
 

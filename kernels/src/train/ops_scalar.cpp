@@ -4,7 +4,7 @@
 namespace fedmpq {
 namespace {
 
-constexpr int width = 4, product_lanes = 8;
+constexpr int width = 4, product_lanes = 8, small_lanes = 8, byte_registers = 1;
 
 #include "vectors.inc"
 
@@ -42,7 +42,6 @@ void tile(const Tile& t) {
 const Ops ops_scalar{
     "scalar", false, tile, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
-    multiply, multiply_error, decay, push_momentum,
-    move_paper, move_carried};
+    multiply, multiply_error, decay, finite, push_momentum, move_paper, move_carried, move_lasso};
 
 }  // namespace fedmpq

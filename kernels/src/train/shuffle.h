@@ -9,6 +9,7 @@ namespace shuffle {
 
 typedef uint8_t V16 __attribute__((vector_size(16)));
 typedef uint16_t W8 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
 
 // GCC knows this only from version 12 on.
 #if defined(__has_builtin)
@@ -62,6 +63,18 @@ inline void interleave(const uint8_t* from, int64_t stride, uint8_t* to) {
   store(FEDMPQ_SHUFFLE(W8, a, c, 4, 12, 5, 13, 6, 14, 7, 15), to + 16);
   store(FEDMPQ_SHUFFLE(W8, b, d, 0, 8, 1, 9, 2, 10, 3, 11), to + 32);
   store(FEDMPQ_SHUFFLE(W8, b, d, 4, 12, 5, 13, 6, 14, 7, 15), to + 48);
+}
+
+typedef float F4 __attribute__((vector_size(16)));
+
+inline F4 low(F4 a, F4 b) { return FEDMPQ_SHUFFLE(I4, a, b, 0, 4, 1, 5); }
+inline F4 high(F4 a, F4 b) { return FEDMPQ_SHUFFLE(I4, a, b, 2, 6, 3, 7); }
+
+// Four rows of four numbers become four columns, `stride` numbers apart.
+inline void transpose(const F4 (&rows)[4], float* to, int64_t stride) {
+  const F4 a = low(rows[0], rows[2]), b = low(rows[1], rows[3]), c = high(rows[0], rows[2]), d = high(rows[1], rows[3]);
+  const F4 columns[4] = {low(a, b), high(a, b), low(c, d), high(c, d)};
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * stride, &columns[i], sizeof(F4));
 }
 
 }  // namespace shuffle

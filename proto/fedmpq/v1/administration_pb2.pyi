@@ -27,7 +27,7 @@ class ServerStatus(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "name", "state", "reason", "round", "rounds", "selected", "updates", "bytes_up", "bytes_down", "metrics", "created", "ended", "phase", "opened", "deadline", "waiting_since")
+    __slots__ = ("run_id", "name", "state", "reason", "round", "rounds", "selected", "updates", "bytes_up", "bytes_down", "metrics", "created", "ended", "phase", "opened", "deadline", "waiting_since", "wanted")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class RunStatus(_message.Message):
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     WAITING_SINCE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     state: str
@@ -62,10 +63,11 @@ class RunStatus(_message.Message):
     opened: _timestamp_pb2.Timestamp
     deadline: _timestamp_pb2.Timestamp
     waiting_since: _timestamp_pb2.Timestamp
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., selected: _Optional[int] = ..., updates: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[str] = ..., opened: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., waiting_since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    wanted: int
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., selected: _Optional[int] = ..., updates: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[str] = ..., opened: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., waiting_since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class RoundMetrics(_message.Message):
-    __slots__ = ("round", "deployed_accuracy", "mean_deployed_accuracy", "measured_by", "loss", "seconds", "updates", "rejected", "cut", "bytes_up", "bytes_down", "bit_widths", "calibrated_by", "calibrated_on", "metric", "others")
+    __slots__ = ("round", "deployed_accuracy", "mean_deployed_accuracy", "measured_by", "loss", "seconds", "updates", "rejected", "cut", "bytes_up", "bytes_down", "bit_widths", "calibrated_by", "calibrated_on", "staleness", "metric", "others")
     class DeployedAccuracyEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +96,7 @@ class RoundMetrics(_message.Message):
     BIT_WIDTHS_FIELD_NUMBER: _ClassVar[int]
     CALIBRATED_BY_FIELD_NUMBER: _ClassVar[int]
     CALIBRATED_ON_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     round: int
@@ -110,12 +113,13 @@ class RoundMetrics(_message.Message):
     bit_widths: bytes
     calibrated_by: int
     calibrated_on: str
+    staleness: float
     metric: str
     others: _containers.ScalarMap[str, float]
-    def __init__(self, round: _Optional[int] = ..., deployed_accuracy: _Optional[_Mapping[str, float]] = ..., mean_deployed_accuracy: _Optional[float] = ..., measured_by: _Optional[str] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., updates: _Optional[int] = ..., rejected: _Optional[int] = ..., cut: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bit_widths: _Optional[bytes] = ..., calibrated_by: _Optional[int] = ..., calibrated_on: _Optional[str] = ..., metric: _Optional[str] = ..., others: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., deployed_accuracy: _Optional[_Mapping[str, float]] = ..., mean_deployed_accuracy: _Optional[float] = ..., measured_by: _Optional[str] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., updates: _Optional[int] = ..., rejected: _Optional[int] = ..., cut: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bit_widths: _Optional[bytes] = ..., calibrated_by: _Optional[int] = ..., calibrated_on: _Optional[str] = ..., staleness: _Optional[float] = ..., metric: _Optional[str] = ..., others: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy", "reason", "max_samples", "max_budget", "last_seen", "certificate_ends", "free_bytes")
+    __slots__ = ("client_id", "name", "client", "connected", "budget", "samples", "state", "bit_widths", "bytes_up", "bytes_down", "version", "engine", "accuracy", "reason", "max_samples", "max_budget", "last_seen", "certificate_ends", "free_bytes", "staleness")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +139,7 @@ class ClientStatus(_message.Message):
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     name: str
     client: int
@@ -154,7 +159,8 @@ class ClientStatus(_message.Message):
     last_seen: _timestamp_pb2.Timestamp
     certificate_ends: _timestamp_pb2.Timestamp
     free_bytes: int
-    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ..., reason: _Optional[str] = ..., max_samples: _Optional[int] = ..., max_budget: _Optional[float] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., certificate_ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    staleness: int
+    def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ..., client: _Optional[int] = ..., connected: bool = ..., budget: _Optional[float] = ..., samples: _Optional[int] = ..., state: _Optional[str] = ..., bit_widths: _Optional[bytes] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., accuracy: _Optional[float] = ..., reason: _Optional[str] = ..., max_samples: _Optional[int] = ..., max_budget: _Optional[float] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., certificate_ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., free_bytes: _Optional[int] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class StartRunRequest(_message.Message):
     __slots__ = ("config", "folder")

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64mpq/v1/federation.proto\x12\tfedmpq.v1\"M\n\rEnrollRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x62udget\x18\x03 \x01(\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\"3\n\x0e\x45nrollResponse\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x91\x01\n\rListenRequest\x12\x0e\n\x06\x62udget\x18\x01 \x01(\x01\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\x08\x12\x0b\n\x03low\x18\x06 \x03(\x02\x12\x0c\n\x04high\x18\x07 \x03(\x02\x12\x12\n\nfree_bytes\x18\x08 \x01(\x04\"\xe3\x01\n\x05\x45vent\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.fedmpq.v1.WelcomeH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.fedmpq.v1.RunDescriptionH\x00\x12+\n\nassignment\x18\x03 \x01(\x0b\x32\x15.fedmpq.v1.AssignmentH\x00\x12)\n\tcancelled\x18\x04 \x01(\x0b\x32\x14.fedmpq.v1.CancelledH\x00\x12(\n\trun_ended\x18\x05 \x01(\x0b\x32\x13.fedmpq.v1.RunEndedH\x00\x42\x07\n\x05\x65vent\"6\n\x07Welcome\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\"\xbc\x01\n\x0eRunDescription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08graph_id\x18\x03 \x01(\x0c\x12\x13\n\x0bgraph_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x63lass_names\x18\x05 \x03(\t\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12%\n\x04plan\x18\x07 \x01(\x0b\x32\x17.fedmpq.v1.TrainingPlan\x12\x0b\n\x03low\x18\x08 \x03(\x02\x12\x0c\n\x04high\x18\t \x03(\x02\"\xf5\x01\n\nAssignment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12%\n\x04plan\x18\x07 \x01(\x0b\x32\x17.fedmpq.v1.TrainingPlan\x12\x14\n\x0cseconds_left\x18\x08 \x01(\x01\x12\x10\n\x08\x65valuate\x18\t \x01(\x08\x12\x12\n\nbit_widths\x18\n \x01(\x0c\x12\x1f\n\x05phase\x18\x0b \x01(\x0e\x32\x10.fedmpq.v1.Phase\"\x9f\x02\n\x0cTrainingPlan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\x12\x10\n\x08momentum\x18\x04 \x01(\x01\x12\x15\n\rmomentum_bits\x18\x05 \x01(\r\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x0e\n\x06update\x18\x07 \x01(\t\x12\x1a\n\x12\x63ode_learning_rate\x18\x08 \x01(\x01\x12\r\n\x05lasso\x18\t \x01(\x01\x12\x1a\n\rprune_density\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x0b\n\x03pad\x18\x0b \x01(\r\x12\x0c\n\x04\x66lip\x18\x0c \x01(\x08\x12\x11\n\tside_bits\x18\r \x01(\rB\x10\n\x0e_prune_density\"[\n\tCancelled\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1f\n\x05phase\x18\x04 \x01(\x0e\x32\x10.fedmpq.v1.Phase\")\n\x08RunEnded\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\"G\n\x0f\x44ownloadRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\r\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"c\n\x10GetUploadRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x1f\n\x05phase\x18\x04 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"C\n\x0cUploadStatus\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12#\n\x07receipt\x18\x02 \x01(\x0b\x32\x12.fedmpq.v1.Receipt\"R\n\rUploadRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.fedmpq.v1.UploadHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x86\x01\n\x0cUploadHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x1f\n\x05phase\x18\x06 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"n\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x12\n\nreceipt_id\x18\x04 \x01(\t\x12\x1f\n\x05phase\x18\x05 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"`\n\x0e\x44\x65\x63lineRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x1f\n\x05phase\x18\x03 \x01(\x0e\x32\x10.fedmpq.v1.Phase\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x11\n\x0f\x44\x65\x63lineResponse\"/\n\x0cReadyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\x04\"\x0f\n\rReadyResponse\"!\n\x0fGetModelRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\"\x81\x01\n\nModelOffer\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tfile_name\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61rd\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\r\x12\x19\n\x11\x61sk_again_seconds\x18\x06 \x01(\r\"r\n\x12ReportModelRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\n\n\x02ok\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07running\x18\x06 \x01(\x08\"\x15\n\x13ReportModelResponse*&\n\x05Phase\x12\x0c\n\x08TRAINING\x10\x00\x12\x0f\n\x0b\x43\x41LIBRATION\x10\x01\x32\xc7\x04\n\nFederation\x12=\n\x06\x45nroll\x12\x18.fedmpq.v1.EnrollRequest\x1a\x19.fedmpq.v1.EnrollResponse\x12\x36\n\x06Listen\x12\x18.fedmpq.v1.ListenRequest\x1a\x10.fedmpq.v1.Event0\x01\x12:\n\x08\x44ownload\x12\x1a.fedmpq.v1.DownloadRequest\x1a\x10.fedmpq.v1.Chunk0\x01\x12\x41\n\tGetUpload\x12\x1b.fedmpq.v1.GetUploadRequest\x1a\x17.fedmpq.v1.UploadStatus\x12\x38\n\x06Upload\x12\x18.fedmpq.v1.UploadRequest\x1a\x12.fedmpq.v1.Receipt(\x01\x12@\n\x07\x44\x65\x63line\x12\x19.fedmpq.v1.DeclineRequest\x1a\x1a.fedmpq.v1.DeclineResponse\x12:\n\x05Ready\x12\x17.fedmpq.v1.ReadyRequest\x1a\x18.fedmpq.v1.ReadyResponse\x12=\n\x08GetModel\x12\x1a.fedmpq.v1.GetModelRequest\x1a\x15.fedmpq.v1.ModelOffer\x12L\n\x0bReportModel\x12\x1d.fedmpq.v1.ReportModelRequest\x1a\x1e.fedmpq.v1.ReportModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64mpq/v1/federation.proto\x12\tfedmpq.v1\"M\n\rEnrollRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x62udget\x18\x03 \x01(\x01\x12\x0f\n\x07version\x18\x04 \x01(\t\"3\n\x0e\x45nrollResponse\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x91\x01\n\rListenRequest\x12\x0e\n\x06\x62udget\x18\x01 \x01(\x01\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\x08\x12\x0b\n\x03low\x18\x06 \x03(\x02\x12\x0c\n\x04high\x18\x07 \x03(\x02\x12\x12\n\nfree_bytes\x18\x08 \x01(\x04\"\xe3\x01\n\x05\x45vent\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.fedmpq.v1.WelcomeH\x00\x12(\n\x03run\x18\x02 \x01(\x0b\x32\x19.fedmpq.v1.RunDescriptionH\x00\x12+\n\nassignment\x18\x03 \x01(\x0b\x32\x15.fedmpq.v1.AssignmentH\x00\x12)\n\tcancelled\x18\x04 \x01(\x0b\x32\x14.fedmpq.v1.CancelledH\x00\x12(\n\trun_ended\x18\x05 \x01(\x0b\x32\x13.fedmpq.v1.RunEndedH\x00\x42\x07\n\x05\x65vent\"6\n\x07Welcome\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\"\xbc\x01\n\x0eRunDescription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08graph_id\x18\x03 \x01(\x0c\x12\x13\n\x0bgraph_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x63lass_names\x18\x05 \x03(\t\x12\x0e\n\x06rounds\x18\x06 \x01(\r\x12%\n\x04plan\x18\x07 \x01(\x0b\x32\x17.fedmpq.v1.TrainingPlan\x12\x0b\n\x03low\x18\x08 \x03(\x02\x12\x0c\n\x04high\x18\t \x03(\x02\"\xb6\x02\n\nAssignment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12%\n\x04plan\x18\x07 \x01(\x0b\x32\x17.fedmpq.v1.TrainingPlan\x12\x14\n\x0cseconds_left\x18\x08 \x01(\x01\x12\x10\n\x08\x65valuate\x18\t \x01(\x08\x12\x12\n\nbit_widths\x18\n \x01(\x0c\x12\x1f\n\x05phase\x18\x0b \x01(\x0e\x32\x10.fedmpq.v1.Phase\x12\x15\n\rcoded_payload\x18\x0c \x01(\x0c\x12\x13\n\x0b\x63oded_bytes\x18\r \x01(\x04\x12\x13\n\x0breads_coded\x18\x0e \x01(\x08\"\x9f\x02\n\x0cTrainingPlan\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\x12\x10\n\x08momentum\x18\x04 \x01(\x01\x12\x15\n\rmomentum_bits\x18\x05 \x01(\r\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x0e\n\x06update\x18\x07 \x01(\t\x12\x1a\n\x12\x63ode_learning_rate\x18\x08 \x01(\x01\x12\r\n\x05lasso\x18\t \x01(\x01\x12\x1a\n\rprune_density\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x0b\n\x03pad\x18\x0b \x01(\r\x12\x0c\n\x04\x66lip\x18\x0c \x01(\x08\x12\x11\n\tside_bits\x18\r \x01(\rB\x10\n\x0e_prune_density\"[\n\tCancelled\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1f\n\x05phase\x18\x04 \x01(\x0e\x32\x10.fedmpq.v1.Phase\")\n\x08RunEnded\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\"G\n\x0f\x44ownloadRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\r\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"c\n\x10GetUploadRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x1f\n\x05phase\x18\x04 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"C\n\x0cUploadStatus\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12#\n\x07receipt\x18\x02 \x01(\x0b\x32\x12.fedmpq.v1.Receipt\"R\n\rUploadRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.fedmpq.v1.UploadHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x86\x01\n\x0cUploadHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x1f\n\x05phase\x18\x06 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"n\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x12\n\nreceipt_id\x18\x04 \x01(\t\x12\x1f\n\x05phase\x18\x05 \x01(\x0e\x32\x10.fedmpq.v1.Phase\"`\n\x0e\x44\x65\x63lineRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x1f\n\x05phase\x18\x03 \x01(\x0e\x32\x10.fedmpq.v1.Phase\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x11\n\x0f\x44\x65\x63lineResponse\"/\n\x0cReadyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\x04\"\x0f\n\rReadyResponse\"!\n\x0fGetModelRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\"\x81\x01\n\nModelOffer\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tfile_name\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61rd\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\r\x12\x19\n\x11\x61sk_again_seconds\x18\x06 \x01(\r\"r\n\x12ReportModelRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\n\n\x02ok\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07running\x18\x06 \x01(\x08\"\x15\n\x13ReportModelResponse*&\n\x05Phase\x12\x0c\n\x08TRAINING\x10\x00\x12\x0f\n\x0b\x43\x41LIBRATION\x10\x01\x32\xc7\x04\n\nFederation\x12=\n\x06\x45nroll\x12\x18.fedmpq.v1.EnrollRequest\x1a\x19.fedmpq.v1.EnrollResponse\x12\x36\n\x06Listen\x12\x18.fedmpq.v1.ListenRequest\x1a\x10.fedmpq.v1.Event0\x01\x12:\n\x08\x44ownload\x12\x1a.fedmpq.v1.DownloadRequest\x1a\x10.fedmpq.v1.Chunk0\x01\x12\x41\n\tGetUpload\x12\x1b.fedmpq.v1.GetUploadRequest\x1a\x17.fedmpq.v1.UploadStatus\x12\x38\n\x06Upload\x12\x18.fedmpq.v1.UploadRequest\x1a\x12.fedmpq.v1.Receipt(\x01\x12@\n\x07\x44\x65\x63line\x12\x19.fedmpq.v1.DeclineRequest\x1a\x1a.fedmpq.v1.DeclineResponse\x12:\n\x05Ready\x12\x17.fedmpq.v1.ReadyRequest\x1a\x18.fedmpq.v1.ReadyResponse\x12=\n\x08GetModel\x12\x1a.fedmpq.v1.GetModelRequest\x1a\x15.fedmpq.v1.ModelOffer\x12L\n\x0bReportModel\x12\x1d.fedmpq.v1.ReportModelRequest\x1a\x1e.fedmpq.v1.ReportModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedmpq.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=2560
-  _globals['_PHASE']._serialized_end=2598
+  _globals['_PHASE']._serialized_start=2625
+  _globals['_PHASE']._serialized_end=2663
   _globals['_ENROLLREQUEST']._serialized_start=41
   _globals['_ENROLLREQUEST']._serialized_end=118
   _globals['_ENROLLRESPONSE']._serialized_start=120
@@ -46,43 +46,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNDESCRIPTION']._serialized_start=608
   _globals['_RUNDESCRIPTION']._serialized_end=796
   _globals['_ASSIGNMENT']._serialized_start=799
-  _globals['_ASSIGNMENT']._serialized_end=1044
-  _globals['_TRAININGPLAN']._serialized_start=1047
-  _globals['_TRAININGPLAN']._serialized_end=1334
-  _globals['_CANCELLED']._serialized_start=1336
-  _globals['_CANCELLED']._serialized_end=1427
-  _globals['_RUNENDED']._serialized_start=1429
-  _globals['_RUNENDED']._serialized_end=1470
-  _globals['_DOWNLOADREQUEST']._serialized_start=1472
-  _globals['_DOWNLOADREQUEST']._serialized_end=1543
-  _globals['_CHUNK']._serialized_start=1545
-  _globals['_CHUNK']._serialized_end=1566
-  _globals['_GETUPLOADREQUEST']._serialized_start=1568
-  _globals['_GETUPLOADREQUEST']._serialized_end=1667
-  _globals['_UPLOADSTATUS']._serialized_start=1669
-  _globals['_UPLOADSTATUS']._serialized_end=1736
-  _globals['_UPLOADREQUEST']._serialized_start=1738
-  _globals['_UPLOADREQUEST']._serialized_end=1820
-  _globals['_UPLOADHEADER']._serialized_start=1823
-  _globals['_UPLOADHEADER']._serialized_end=1957
-  _globals['_RECEIPT']._serialized_start=1959
-  _globals['_RECEIPT']._serialized_end=2069
-  _globals['_DECLINEREQUEST']._serialized_start=2071
-  _globals['_DECLINEREQUEST']._serialized_end=2167
-  _globals['_DECLINERESPONSE']._serialized_start=2169
-  _globals['_DECLINERESPONSE']._serialized_end=2186
-  _globals['_READYREQUEST']._serialized_start=2188
-  _globals['_READYREQUEST']._serialized_end=2235
-  _globals['_READYRESPONSE']._serialized_start=2237
-  _globals['_READYRESPONSE']._serialized_end=2252
-  _globals['_GETMODELREQUEST']._serialized_start=2254
-  _globals['_GETMODELREQUEST']._serialized_end=2287
-  _globals['_MODELOFFER']._serialized_start=2290
-  _globals['_MODELOFFER']._serialized_end=2419
-  _globals['_REPORTMODELREQUEST']._serialized_start=2421
-  _globals['_REPORTMODELREQUEST']._serialized_end=2535
-  _globals['_REPORTMODELRESPONSE']._serialized_start=2537
-  _globals['_REPORTMODELRESPONSE']._serialized_end=2558
-  _globals['_FEDERATION']._serialized_start=2601
-  _globals['_FEDERATION']._serialized_end=3184
+  _globals['_ASSIGNMENT']._serialized_end=1109
+  _globals['_TRAININGPLAN']._serialized_start=1112
+  _globals['_TRAININGPLAN']._serialized_end=1399
+  _globals['_CANCELLED']._serialized_start=1401
+  _globals['_CANCELLED']._serialized_end=1492
+  _globals['_RUNENDED']._serialized_start=1494
+  _globals['_RUNENDED']._serialized_end=1535
+  _globals['_DOWNLOADREQUEST']._serialized_start=1537
+  _globals['_DOWNLOADREQUEST']._serialized_end=1608
+  _globals['_CHUNK']._serialized_start=1610
+  _globals['_CHUNK']._serialized_end=1631
+  _globals['_GETUPLOADREQUEST']._serialized_start=1633
+  _globals['_GETUPLOADREQUEST']._serialized_end=1732
+  _globals['_UPLOADSTATUS']._serialized_start=1734
+  _globals['_UPLOADSTATUS']._serialized_end=1801
+  _globals['_UPLOADREQUEST']._serialized_start=1803
+  _globals['_UPLOADREQUEST']._serialized_end=1885
+  _globals['_UPLOADHEADER']._serialized_start=1888
+  _globals['_UPLOADHEADER']._serialized_end=2022
+  _globals['_RECEIPT']._serialized_start=2024
+  _globals['_RECEIPT']._serialized_end=2134
+  _globals['_DECLINEREQUEST']._serialized_start=2136
+  _globals['_DECLINEREQUEST']._serialized_end=2232
+  _globals['_DECLINERESPONSE']._serialized_start=2234
+  _globals['_DECLINERESPONSE']._serialized_end=2251
+  _globals['_READYREQUEST']._serialized_start=2253
+  _globals['_READYREQUEST']._serialized_end=2300
+  _globals['_READYRESPONSE']._serialized_start=2302
+  _globals['_READYRESPONSE']._serialized_end=2317
+  _globals['_GETMODELREQUEST']._serialized_start=2319
+  _globals['_GETMODELREQUEST']._serialized_end=2352
+  _globals['_MODELOFFER']._serialized_start=2355
+  _globals['_MODELOFFER']._serialized_end=2484
+  _globals['_REPORTMODELREQUEST']._serialized_start=2486
+  _globals['_REPORTMODELREQUEST']._serialized_end=2600
+  _globals['_REPORTMODELRESPONSE']._serialized_start=2602
+  _globals['_REPORTMODELRESPONSE']._serialized_end=2623
+  _globals['_FEDERATION']._serialized_start=2666
+  _globals['_FEDERATION']._serialized_end=3249
 # @@protoc_insertion_point(module_scope)

@@ -100,7 +100,7 @@ class RunDescription(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., graph_id: _Optional[bytes] = ..., graph_bytes: _Optional[int] = ..., class_names: _Optional[_Iterable[str]] = ..., rounds: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("run_id", "round", "client", "seed", "payload", "payload_bytes", "plan", "seconds_left", "evaluate", "bit_widths", "phase")
+    __slots__ = ("run_id", "round", "client", "seed", "payload", "payload_bytes", "plan", "seconds_left", "evaluate", "bit_widths", "phase", "coded_payload", "coded_bytes", "reads_coded")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,9 @@ class Assignment(_message.Message):
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     BIT_WIDTHS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    CODED_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    CODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READS_CODED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: int
     client: int
@@ -123,7 +126,10 @@ class Assignment(_message.Message):
     evaluate: bool
     bit_widths: bytes
     phase: Phase
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., seed: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ..., seconds_left: _Optional[float] = ..., evaluate: bool = ..., bit_widths: _Optional[bytes] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
+    coded_payload: bytes
+    coded_bytes: int
+    reads_coded: bool
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., seed: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ..., seconds_left: _Optional[float] = ..., evaluate: bool = ..., bit_widths: _Optional[bytes] = ..., phase: _Optional[_Union[Phase, str]] = ..., coded_payload: _Optional[bytes] = ..., coded_bytes: _Optional[int] = ..., reads_coded: bool = ...) -> None: ...
 
 class TrainingPlan(_message.Message):
     __slots__ = ("epochs", "batch_size", "learning_rate", "momentum", "momentum_bits", "weight_decay", "update", "code_learning_rate", "lasso", "prune_density", "pad", "flip", "side_bits")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66\x65\x64mpq/v1/payload.proto\x12\tfedmpq.v1\"m\n\x0cModelPayload\x12\x10\n\x08graph_id\x18\x01 \x01(\x0c\x12&\n\x06layers\x18\x02 \x03(\x0b\x32\x16.fedmpq.v1.LayerPlanes\x12#\n\x04side\x18\x03 \x03(\x0b\x32\x15.fedmpq.v1.SideTensor\":\n\x0bLayerPlanes\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x0e\n\x06planes\x18\x02 \x01(\x0c\x12\r\n\x05steps\x18\x03 \x01(\x0c\"8\n\nSideTensor\x12\x10\n\x06single\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04half\x18\x02 \x01(\x0cH\x00\x42\x08\n\x06values\"\xc2\x01\n\rUpdatePayload\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x10\n\x08\x61\x63\x63uracy\x18\x06 \x01(\x01\x12)\n\nevaluation\x18\x07 \x01(\x0b\x32\x15.fedmpq.v1.Evaluation\x12&\n\x05model\x18\x08 \x01(\x0b\x32\x17.fedmpq.v1.ModelPayload\"L\n\nEvaluation\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x0f\n\x07\x63orrect\x18\x02 \x01(\x04\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"\xaa\x01\n\x12\x43\x61librationPayload\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12)\n\nstatistics\x18\x05 \x03(\x0b\x32\x15.fedmpq.v1.SideTensor\x12)\n\nevaluation\x18\x06 \x01(\x0b\x32\x15.fedmpq.v1.Evaluationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66\x65\x64mpq/v1/payload.proto\x12\tfedmpq.v1\"m\n\x0cModelPayload\x12\x10\n\x08graph_id\x18\x01 \x01(\x0c\x12&\n\x06layers\x18\x02 \x03(\x0b\x32\x16.fedmpq.v1.LayerPlanes\x12#\n\x04side\x18\x03 \x03(\x0b\x32\x15.fedmpq.v1.SideTensor\"I\n\x0bLayerPlanes\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x0e\n\x06planes\x18\x02 \x01(\x0c\x12\r\n\x05steps\x18\x03 \x01(\x0c\x12\r\n\x05\x63oded\x18\x04 \x01(\x0c\"8\n\nSideTensor\x12\x10\n\x06single\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04half\x18\x02 \x01(\x0cH\x00\x42\x08\n\x06values\"\xc2\x01\n\rUpdatePayload\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x10\n\x08\x61\x63\x63uracy\x18\x06 \x01(\x01\x12)\n\nevaluation\x18\x07 \x01(\x0b\x32\x15.fedmpq.v1.Evaluation\x12&\n\x05model\x18\x08 \x01(\x0b\x32\x17.fedmpq.v1.ModelPayload\"L\n\nEvaluation\x12\x0f\n\x07samples\x18\x01 \x01(\x04\x12\x0f\n\x07\x63orrect\x18\x02 \x01(\x04\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"\xaa\x01\n\x12\x43\x61librationPayload\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12)\n\nstatistics\x18\x05 \x03(\x0b\x32\x15.fedmpq.v1.SideTensor\x12)\n\nevaluation\x18\x06 \x01(\x0b\x32\x15.fedmpq.v1.Evaluationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPAYLOAD']._serialized_start=38
   _globals['_MODELPAYLOAD']._serialized_end=147
   _globals['_LAYERPLANES']._serialized_start=149
-  _globals['_LAYERPLANES']._serialized_end=207
-  _globals['_SIDETENSOR']._serialized_start=209
-  _globals['_SIDETENSOR']._serialized_end=265
-  _globals['_UPDATEPAYLOAD']._serialized_start=268
-  _globals['_UPDATEPAYLOAD']._serialized_end=462
-  _globals['_EVALUATION']._serialized_start=464
-  _globals['_EVALUATION']._serialized_end=540
-  _globals['_CALIBRATIONPAYLOAD']._serialized_start=543
-  _globals['_CALIBRATIONPAYLOAD']._serialized_end=713
+  _globals['_LAYERPLANES']._serialized_end=222
+  _globals['_SIDETENSOR']._serialized_start=224
+  _globals['_SIDETENSOR']._serialized_end=280
+  _globals['_UPDATEPAYLOAD']._serialized_start=283
+  _globals['_UPDATEPAYLOAD']._serialized_end=477
+  _globals['_EVALUATION']._serialized_start=479
+  _globals['_EVALUATION']._serialized_end=555
+  _globals['_CALIBRATIONPAYLOAD']._serialized_start=558
+  _globals['_CALIBRATIONPAYLOAD']._serialized_end=728
 # @@protoc_insertion_point(module_scope)

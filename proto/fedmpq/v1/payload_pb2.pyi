@@ -18,14 +18,16 @@ class ModelPayload(_message.Message):
     def __init__(self, graph_id: _Optional[bytes] = ..., layers: _Optional[_Iterable[_Union[LayerPlanes, _Mapping]]] = ..., side: _Optional[_Iterable[_Union[SideTensor, _Mapping]]] = ...) -> None: ...
 
 class LayerPlanes(_message.Message):
-    __slots__ = ("bits", "planes", "steps")
+    __slots__ = ("bits", "planes", "steps", "coded")
     BITS_FIELD_NUMBER: _ClassVar[int]
     PLANES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    CODED_FIELD_NUMBER: _ClassVar[int]
     bits: int
     planes: bytes
     steps: bytes
-    def __init__(self, bits: _Optional[int] = ..., planes: _Optional[bytes] = ..., steps: _Optional[bytes] = ...) -> None: ...
+    coded: bytes
+    def __init__(self, bits: _Optional[int] = ..., planes: _Optional[bytes] = ..., steps: _Optional[bytes] = ..., coded: _Optional[bytes] = ...) -> None: ...
 
 class SideTensor(_message.Message):
     __slots__ = ("single", "half")

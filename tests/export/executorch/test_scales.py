@@ -57,3 +57,19 @@ def test_an_addition_without_an_exact_factor_is_refused() -> None:
     scales = {name: np.float32(0.1) for name in codes}
     assert exact_factor(add, rounding, codes, scales) == IN_INTEGERS
     assert exact_factor(add, rounding, codes, scales | {"y": np.float32(0.13)}) is None
+
+
+def test_a_factor_does_for_processors_that_round_the_last_product_and_for_others() -> None:
+    """With a factor of 1 the codes 45 and 27 lie on a tie, which a fused product and a rounded one break
+    differently."""
+    s_a, s_b, s_y = (np.float32(scale) for scale in (0.057712268, 0.048604704, 0.049801007))
+    codes = {"a": CodeFormat(s_a, -127, 127), "b": CodeFormat(s_b, -127, 127), "y": CodeFormat(s_y, 0, 255)}
+    add = AddCodes("sum", "a", "b", s_a, s_b)
+    rounding = QuantizeReal("y", "sum", s_y, 0, 255)
+    factor = exact_factor(add, rounding, codes, {"a": s_a, "b": s_b, "y": s_y})
+    assert factor is not None
+    real = np.float32(45) * s_a + np.float32(27) * s_b
+    wanted, inverse = np.rint(real / s_y), np.float32(1) / s_y
+    assert np.rint(np.float64(real) * np.float64(inverse)) != wanted
+    assert np.rint(np.float64(real * factor) * np.float64(inverse)) == wanted
+    assert np.rint(real * factor * inverse) == wanted

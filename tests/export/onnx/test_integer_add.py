@@ -17,10 +17,12 @@ from fedmpq.model.integer_program import AddCodes, QuantizeReal
 ZERO = 128
 
 
-def runtime_sum(a: NDArray[np.uint8], b: NDArray[np.uint8], ratios: Ratios, zero: int) -> NDArray[np.int32]:
-    """By QLinearAdd of ONNX Runtime; `a` has zero point 128, `b` has `zero`, the sum none."""
+def runtime_sum(
+    a: NDArray[np.uint8], b: NDArray[np.uint8], ratios: Ratios, zero: int, zero_sum: int = 0
+) -> NDArray[np.int32]:
+    """By QLinearAdd of ONNX Runtime; `a` has zero point 128, `b` has `zero`, the sum `zero_sum`."""
     constants: dict[str, Any] = {"ra": ratios[0], "rb": ratios[1], "one": np.float32(1), "za": np.uint8(ZERO)}
-    constants |= {"zb": np.uint8(zero), "zq": np.uint8(0), "b": b}
+    constants |= {"zb": np.uint8(zero), "zq": np.uint8(zero_sum), "b": b}
     nodes = [
         helper.make_node("DequantizeLinear", ["a", "ra", "za"], ["x"]),
         helper.make_node("Identity", ["b"], ["c"]),
@@ -60,6 +62,33 @@ def test_found_ratios_add_as_the_program_does(signed: bool) -> None:
         got = runtime_sum((a + ZERO).astype(np.uint8), (b + zero).astype(np.uint8), ratios, zero)
         np.testing.assert_array_equal(np.minimum(got, rounding.high), wanted)
     assert found >= 2
+
+
+def test_sums_of_8_bits_are_in_integers_too() -> None:
+    """Several of the 65,025 sums lie next to a tie; other ratios move them to the program's side of it."""
+    random = np.random.default_rng(2)
+    codes, found = CodeFormat(np.float32(1), -127, 127), 0
+    a, b = np.meshgrid(np.arange(-127, 128), np.arange(-127, 128), indexing="ij")
+    for _ in range(8):
+        scales = random.uniform(0.02, 0.05, 3).astype(np.float32)
+        add = AddCodes("sum", "a", "b", *scales[:2])
+        rounding = QuantizeReal("q", "sum", scales[2], -127, 127)
+        ratios = exact_ratios(add, rounding, Operand(codes, ZERO), Operand(codes, ZERO), ZERO)
+        if ratios is None:
+            continue
+        found += 1
+        real = a.astype(np.float32) * add.left_scale + b.astype(np.float32) * add.right_scale
+        wanted = np.clip(np.rint(real / rounding.scale), -127, 127)
+        stored = runtime_sum((a + ZERO).astype(np.uint8), (b + ZERO).astype(np.uint8), ratios, ZERO, ZERO)
+        np.testing.assert_array_equal(np.maximum(stored - ZERO, -127), wanted)
+    assert found >= 7
+
+
+def test_ratios_that_an_arm_board_would_add_otherwise_with_are_refused() -> None:
+    codes = CodeFormat(np.float32(1), -127, 127)
+    add = AddCodes("sum", "a", "b", np.float32(1), np.float32(2.0**-15))
+    rounding = QuantizeReal("q", "sum", np.float32(1), -127, 127)
+    assert exact_ratios(add, rounding, Operand(codes, ZERO), Operand(codes, ZERO), ZERO) is None
 
 
 def test_exact_ties_have_no_ratios() -> None:

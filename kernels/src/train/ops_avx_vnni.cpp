@@ -1,0 +1,26 @@
+// AVX-VNNI: the product of CPUs without AVX-512.
+#include "ops.h"
+
+#ifdef FEDMPQ_AVX_VNNI
+
+#include <immintrin.h>
+
+namespace fedmpq {
+namespace {
+
+inline __m256i multiply_add(__m256i sums, __m256i codes, __m256i weights) {
+  return _mm256_dpbusd_avx_epi32(sums, codes, weights);
+}
+
+#include "ops_avx_vnni.inc"
+
+}  // namespace
+
+const Ops ops_avx_vnni{
+    "avx_vnni", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
+    multiply, multiply_error, decay, finite, push_momentum, move_paper, move_carried, move_lasso};
+
+}  // namespace fedmpq
+
+#endif
