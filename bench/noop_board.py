@@ -27,7 +27,7 @@ from fedmpq.model.calibration import MIN_SAMPLES
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
-from fedmpq.training.engine import Batch, EpochResult
+from fedmpq.training.engine import Batch, EpochResult, Shift
 
 
 class NoopEngine:
@@ -40,7 +40,15 @@ class NoopEngine:
         self._models: list[tuple[float, Layers, Side]] = []
         self._fractions: dict[str, Fractions] = {}
 
-    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+    def load(
+        self,
+        graph: Graph,
+        layers: Layers,
+        side: Side,
+        plan: TrainingPlan,
+        draws: Draws,
+        shift: Shift | None = None,
+    ) -> None:
         self._models.append((time.monotonic(), layers, side))
 
     def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:

@@ -52,6 +52,7 @@ CELL_SETTINGS = (
     "lasso",
     "learning_rate",
     "code_learning_rate",
+    "logit_adjustment",
     "momentum_bits",
     "deal",
     "step_rule",

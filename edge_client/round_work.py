@@ -29,7 +29,7 @@ from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
 from fedmpq.model.task import CLASSIFICATION
-from fedmpq.training.engine import Batch, Engine, EpochResult, WorkStopped
+from fedmpq.training.engine import Batch, Engine, EpochResult, Shift, WorkStopped
 from fedmpq.training.local_calibration import run_calibration
 from fedmpq.training.local_round import run_local_round
 
@@ -49,8 +49,16 @@ class StoppableEngine:
         self._stop = stop
         self._pace = pace
 
-    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
-        self._engine.load(graph, layers, side, plan, draws)
+    def load(
+        self,
+        graph: Graph,
+        layers: Layers,
+        side: Side,
+        plan: TrainingPlan,
+        draws: Draws,
+        shift: Shift | None = None,
+    ) -> None:
+        self._engine.load(graph, layers, side, plan, draws, shift)
 
     def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:
         return self._engine.train_epoch(self._until_stopped(batches))

@@ -25,6 +25,10 @@ _RANGES = (("epochs", 1, 1_000_000), ("batch_size", 2, 1 << 20), ("pad", 0, 4096
 """No setting of sense is beyond these; what a board can do, it knows itself."""
 
 
+MAX_ADJUSTMENT = 4.0
+"""Twice the logarithm of a class's share is already more than its frequency can explain."""
+
+
 @dataclass(frozen=True)
 class TrainingPlan:
     """How a client trains in one round; sent with the assignment."""
@@ -42,6 +46,8 @@ class TrainingPlan:
     lasso: float = 0.01
     prune_density: float | None = 0.03
     """Prune the top magnitude plane when at most this share of it is set; None never prunes."""
+    logit_adjustment: float = 0.0
+    """`tau`: how much of the client's own frequencies of classes its loss is told (training.label_prior)."""
     pad: int = 0
     flip: bool = False
     side_bits: int = 16
@@ -57,6 +63,10 @@ class TrainingPlan:
         for name, high in (("momentum", 1.0), ("weight_decay", 1.0), ("lasso", float("inf"))):
             if not 0 <= getattr(self, name) < high:
                 raise PlanError(f"{name} = {getattr(self, name)} is outside 0 <= {name} < {high}")
+        if not 0 <= self.logit_adjustment <= MAX_ADJUSTMENT:
+            raise PlanError(
+                f"logit_adjustment = {self.logit_adjustment} is outside 0..{MAX_ADJUSTMENT:g}; 0 is none"
+            )
         for name, known in (("momentum_bits", (0, 8, 32)), ("side_bits", (16, 32))):
             if getattr(self, name) not in known:
                 raise PlanError(f"{name} = {getattr(self, name)} is none of {', '.join(map(str, known))}")

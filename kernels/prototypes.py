@@ -517,6 +517,7 @@ PROTOTYPES = {
         Argument("classes", c_int32),
         Argument("scale", c_void_p, "float32"),
         Argument("bias", c_void_p, "float32"),
+        Argument("shift", c_void_p, "float32"),
         Argument("labels", c_void_p, "int64"),
         Argument("gradient", c_void_p, "float32"),
         Argument("loss", c_void_p, "float64"),)),

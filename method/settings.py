@@ -34,7 +34,7 @@ from fedmpq.method.setting import EXPERT, FLEET, LOCAL, WHAT, field_types, setti
 from fedmpq.method.staleness import MAX_POWER, MAX_STALENESS, Buffering, require_bufferable
 from fedmpq.model import zoo
 from fedmpq.model.grid import StepRule
-from fedmpq.model.task import Task
+from fedmpq.model.task import CLASSIFICATION, Task
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -109,6 +109,11 @@ class MethodSettings:
     prune_density: float | None = setting(
         None, LOCAL, f"MSB pruning threshold epsilon (paper profile only; default: {_PLAN.prune_density})"
     )
+    logit_adjustment: float | None = setting(
+        None,
+        LOCAL,
+        "how much of its own frequencies of classes a client's loss is told; 0: none (best: 1; others: 0)",
+    )
     pad: int = setting(_PLAN.pad, LOCAL, "random crops from images padded by so many pixels")
     flip: bool = setting(_PLAN.flip, LOCAL, "random horizontal flips")
     side_bits: int = setting(
@@ -159,11 +164,19 @@ class MethodSettings:
         for name in ("aggregation", "share_limit"):
             if self.trains_floats and getattr(self, name) is not None:
                 raise self.error(f"{name} goes with methods that train integer codes, not with {self.method}")
+        self._check_plan()
+        self._check_asynchronous()
+
+    def _check_plan(self) -> None:
+        if self.logit_adjustment and self.task != CLASSIFICATION:
+            raise self.error(
+                f"logit_adjustment = {self.logit_adjustment} goes with task classification, not with "
+                f"{self.task}: leave it out"
+            )
         try:
             self.plan()
         except PlanError as error:
             raise self.error(str(error)) from None
-        self._check_asynchronous()
 
     def _check_asynchronous(self) -> None:
         """Settings that cannot be had without rounds are refused, with the reason."""
@@ -236,7 +249,11 @@ class MethodSettings:
         """How clients train at the schedule's full rates; what is None is the profile's choice."""
         shared = {each.name for each in fields(TrainingPlan)} & {each.name for each in fields(self)}
         given = {name: getattr(self, name) for name in shared if getattr(self, name) is not None}
-        return TrainingPlan(**({"momentum_bits": 8} if self._is_best else {}) | given)
+        return TrainingPlan(**(self._best_plan() if self._is_best else {}) | given)
+
+    def _best_plan(self) -> dict[str, Any]:
+        """The best profile's own choices."""
+        return {"momentum_bits": 8, "logit_adjustment": 1.0 if self.task == CLASSIFICATION else 0.0}
 
     @property
     def calibrates(self) -> bool:

@@ -24,6 +24,7 @@ from fedmpq.model.activations import CodeFormat
 from fedmpq.model.task import Task
 from fedmpq.training.arena import Layout, StepBuffer
 from fedmpq.training.client_draws import ClientDraws
+from fedmpq.training.engine import Shift
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.side_tensors import SideTensors
 
@@ -107,6 +108,8 @@ class Binding:
     step: c_uint32
     """The number of the step under way."""
     task: Task
+    shift: Shift
+    """What the loss of classes adds to their logits (`label_prior`)."""
     answers: Buffer
     """What the batch's outputs are compared with."""
     layout: Layout

@@ -28,6 +28,10 @@ Batch = tuple[NDArray[np.uint8], Answers]
 A model that reconstructs its input compares with the images themselves, whatever comes with them."""
 
 
+Shift = NDArray[np.float32]
+"""A number for each class."""
+
+
 class TrainingError(RuntimeError):
     """Training that cannot go on, such as a loss that is not a number."""
 
@@ -53,8 +57,16 @@ class EpochResult:
 class Engine(Protocol):
     """Local training of one model in one round."""
 
-    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
-        """Take a model; momentum starts at zero."""
+    def load(
+        self,
+        graph: Graph,
+        layers: Layers,
+        side: Side,
+        plan: TrainingPlan,
+        draws: Draws,
+        shift: Shift | None = None,
+    ) -> None:
+        """Take a model; momentum starts at zero. The loss of classes adds `shift` to their logits."""
 
     def train_epoch(self, batches: Iterable[Batch]) -> EpochResult:
         """One pass over the batches, updating codes and side tensors after each."""

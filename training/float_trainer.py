@@ -25,8 +25,9 @@ from fedmpq.model.quantized import Side, Weights
 from fedmpq.model.randomness import Draws
 from fedmpq.model.task import answers_of
 from fedmpq.training.engine import TrainingError
+from fedmpq.training.label_prior import logit_shift
 from fedmpq.training.local_round import batches, require_finite
-from fedmpq.training.torch_losses import loss_of
+from fedmpq.training.torch_losses import loss_of, shifted
 
 EVALUATION_BATCH = 250
 
@@ -111,6 +112,8 @@ def _seeded(draws: Draws) -> Iterator[None]:
 def _descend(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan, draws: Draws) -> float:
     """Local SGD; the mean loss of the last epoch."""
     module.train()
+    shift = logit_shift(graph, plan, data.labels)
+    adjustment = None if shift is None else torch.from_numpy(shift)
     optimizer = torch.optim.SGD(
         module.parameters(), plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
     )
@@ -120,7 +123,8 @@ def _descend(module: nn.Module, graph: Graph, data: Dataset, plan: TrainingPlan,
         for images, given in batches(data, plan, draws, epoch, graph.input.zero_point):
             answers = torch.from_numpy(answers_of(graph, images, given))
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(graph.task, module(_real(images, graph, module)), answers)
+            outputs = shifted(graph.task, module(_real(images, graph, module)), adjustment)
+            loss = loss_of(graph.task, outputs, answers)
             if not math.isfinite(loss.item()):
                 raise TrainingError(
                     f"the loss is {loss.item()}; lower the learning rate (now {plan.learning_rate})"

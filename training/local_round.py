@@ -23,6 +23,7 @@ from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.training.augment import epoch_order, pad_crop_flip
 from fedmpq.training.engine import Batch, Engine, EpochResult, TrainingError
+from fedmpq.training.label_prior import logit_shift
 
 Progress = Callable[[int, EpochResult], None]
 
@@ -34,7 +35,8 @@ def run_local_round(
     check_data(graph, data, assignment.client)
     plan = assignment.plan
     draws = Draws(assignment.seed, assignment.client, assignment.round)
-    engine.load(graph, unpack_layers(graph, assignment.layers), assignment.side, plan, draws)
+    shift = logit_shift(graph, plan, data.labels)
+    engine.load(graph, unpack_layers(graph, assignment.layers), assignment.side, plan, draws, shift)
     result = EpochResult(0, 0.0, 0.0)
     for epoch in range(plan.epochs):
         result = engine.train_epoch(batches(data, plan, draws, epoch, graph.input.zero_point))

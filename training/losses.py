@@ -26,15 +26,16 @@ def bind_loss(
     outputs: int,
     scale: Memory,
     bias: Memory,
+    shift: Memory,
     answers: Memory,
     gradient: Memory,
     loss: Memory,
 ) -> Call:
-    """Loss and gradient of outputs `acc * scale + bias`. Gives the number of right answers (`answers_each`),
-    0 where answers are no more than near."""
+    """Loss and gradient of outputs `acc * scale + bias`, of classes with `shift` added to their logits. Gives
+    the number of right answers (`answers_each`), 0 where answers are no more than near."""
     arguments = (acc, samples, outputs, scale, bias, answers, gradient, loss)
     if task == "classification":
-        return bound.softmax_loss(*arguments)
+        return bound.softmax_loss(acc, samples, outputs, scale, bias, shift, answers, gradient, loss)
     if task == "multi_label":
         return bound_losses.sigmoid_loss(*arguments)
     if task == "regression" or task == "reconstruction":

@@ -32,7 +32,7 @@ from fedmpq.model.task import Answers, answer_problem, answers_of
 from fedmpq.system.machine import available_cores
 from fedmpq.training.arena import Arena
 from fedmpq.training.client_draws import ClientDraws
-from fedmpq.training.engine import Batch, EngineError, EpochResult, TrainingError
+from fedmpq.training.engine import Batch, EngineError, EpochResult, Shift, TrainingError
 from fedmpq.training.losses import answers_each
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import units_of
@@ -65,7 +65,15 @@ class NativeEngine:
         self._layers: dict[str, TrainedLayer] = {}
         self._steps: dict[int, NativeStep] = {}
 
-    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+    def load(
+        self,
+        graph: Graph,
+        layers: Layers,
+        side: Side,
+        plan: TrainingPlan,
+        draws: Draws,
+        shift: Shift | None = None,
+    ) -> None:
         check_state(graph, layers, side)
         if self._takes(graph, layers, plan):
             # What was bound for the client before serves this one: half of a short round is binding.
@@ -75,6 +83,7 @@ class NativeEngine:
         else:
             self._start(graph, layers, side, plan, draws)
         self._graph, self._plan = graph, plan
+        self._shift[...] = 0.0 if shift is None else shift
         self._draws.turn_to(draws)
         self._step_number = 0
 
@@ -87,6 +96,7 @@ class NativeEngine:
             for index, node in enumerate(graph.layers)
         }
         self._side = SideTensors(side, self._units, plan, graph.frozen_side)
+        self._shift = np.zeros(graph.shapes[graph.output][0], np.float32)
         self._bound_to = graph
 
     def _takes(self, graph: Graph, layers: Layers, plan: TrainingPlan) -> bool:
@@ -154,6 +164,7 @@ class NativeEngine:
             images,
             self._layers,
             self._side,
+            self._shift,
             self._draws,
             self.threads,
             self._float_errors,

@@ -16,6 +16,7 @@ from fedmpq.training.arena import Layout
 from fedmpq.training.binding import Binding, ForwardUnit, Scratch, Tensor
 from fedmpq.training.client_draws import ClientDraws
 from fedmpq.training.dropout_units import DropForward
+from fedmpq.training.engine import Shift
 from fedmpq.training.lookup_units import LookupForward
 from fedmpq.training.losses import answer_buffer
 from fedmpq.training.multiply_units import MulForward
@@ -55,6 +56,7 @@ class BoundStep:
         images: int,
         layers: dict[str, TrainedLayer],
         side: SideTensors,
+        shift: Shift,
         draws: ClientDraws,
         threads: int,
         float_errors: bool,
@@ -75,6 +77,7 @@ class BoundStep:
             float_errors=float_errors,
             step=self.number,
             task=graph.task,
+            shift=shift,
             answers=self.answers,
             layout=layout,
             scratch=self.scratch,

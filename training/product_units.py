@@ -244,7 +244,18 @@ class LogitsForward:
         place = side.places[f"{unit.node.name}.bias"] if unit.op.bias else None
         offset = np.zeros(classes, np.float32) if place is None else side.values[place]
         judge = binding.bind(
-            bind_loss(binding.task, acc, conv.images, classes, scale, offset, binding.answers, gradient, loss)
+            bind_loss(
+                binding.task,
+                acc,
+                conv.images,
+                classes,
+                scale,
+                offset,
+                binding.shift,
+                binding.answers,
+                gradient,
+                loss,
+            )
         )
         return cls(unit, layer, source, conv, weights, fetch, multiply, scale, gradient, loss, judge)
 

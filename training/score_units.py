@@ -37,8 +37,8 @@ class ScoresForward:
         scale, loss = layout.buffer(classes, np.float32), layout.buffer(1, np.float64)
         layout.use(source.buffer, codes)
         zeros = np.zeros(classes, np.float32)
-        answers = binding.answers
-        judge = bind_loss(binding.task, codes, images, classes, scale, zeros, answers, gradient, loss)
+        shift, answers = binding.shift, binding.answers
+        judge = bind_loss(binding.task, codes, images, classes, scale, zeros, shift, answers, gradient, loss)
         return cls(unit, source, codes, scale, gradient, loss, binding.bind(judge))
 
     def bind_backward(self, binding: Binding) -> Scores:

@@ -42,7 +42,7 @@ from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.model.state_checks import check_state
 from fedmpq.model.task import Answers, answers_of
 from fedmpq.training import torch_losses, torch_ops, torch_shapes, update
-from fedmpq.training.engine import Batch, EpochResult, TrainingError
+from fedmpq.training.engine import Batch, EpochResult, Shift, TrainingError
 from fedmpq.training.losses import answers_each
 from fedmpq.training.momentum import make_momentum
 from fedmpq.training.torch_ops import Backward, LayerWeight, Value
@@ -241,8 +241,17 @@ class TorchEngine:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+    def load(
+        self,
+        graph: Graph,
+        layers: Layers,
+        side: Side,
+        plan: TrainingPlan,
+        draws: Draws,
+        shift: Shift | None = None,
+    ) -> None:
         check_state(graph, layers, side)
+        self._shift = None if shift is None else torch.from_numpy(shift.copy())
         self._graph = graph
         self._plan = plan
         self._draws = draws
@@ -283,7 +292,8 @@ class TorchEngine:
         network.on_weight, network.on_side = self._update_weight, self._update_side
         network.dropped = self._dropped
         logits = network.forward(images)
-        loss, right, gradient = torch_losses.judged(self._graph.task, logits, torch.from_numpy(answers))
+        outputs = torch_losses.shifted(self._graph.task, logits, self._shift)
+        loss, right, gradient = torch_losses.judged(self._graph.task, outputs, torch.from_numpy(answers))
         if not math.isfinite(loss):
             raise _diverged(f"the loss is {loss}", self._step, self._plan)
         network.backward(gradient)

@@ -21,6 +21,11 @@ def loss_of(task: Task, outputs: Tensor, answers: Tensor) -> Tensor:
     assert_never(task)
 
 
+def shifted(task: Task, outputs: Tensor, shift: Tensor | None) -> Tensor:
+    """The outputs as the loss takes them: `shift` is added to the logits of classes (`label_prior`)."""
+    return outputs if shift is None or task != "classification" else outputs + shift
+
+
 def judged(task: Task, outputs: Tensor, answers: Tensor) -> tuple[float, int, Tensor]:
     """Mean loss, number of right answers, and the loss's gradient by output."""
     if task == "classification":

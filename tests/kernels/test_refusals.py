@@ -308,7 +308,7 @@ def test_codes_that_do_not_fit_their_bits_are_refused(low: Any, high: Any) -> No
 def test_a_label_that_is_no_class_is_refused(label: int) -> None:
     labels = np.array([0, label, 4])
     logits, loss = np.zeros(15, np.int32), np.zeros(1)
-    call = bound.softmax_loss(logits, 3, 5, floats(5), floats(5), labels, floats(15), loss)
+    call = bound.softmax_loss(logits, 3, 5, floats(5), floats(5), floats(5), labels, floats(15), loss)
     with pytest.raises(KernelError, match="label is outside"):
         call()
     labels[1] = 4

@@ -112,8 +112,9 @@ def test_softmax_loss_equals_the_one_in_double(samples: int, classes: int, scale
     scales = np.full(classes, scale, np.float32) * rng.uniform(0.5, 2, classes).astype(np.float32)
     bias = rng.normal(size=classes).astype(np.float32)
     labels = rng.integers(0, classes, samples)
-    loss, right, gradient = training.softmax_loss(acc, samples, classes, scales, bias, labels)
-    logits = (acc.astype(np.float32) * scales + bias).astype(np.float64)
+    shift = rng.normal(scale=3, size=classes).astype(np.float32)
+    loss, right, gradient = training.softmax_loss(acc, samples, classes, scales, bias, labels, shift)
+    logits = ((acc.astype(np.float32) * scales + bias) + shift).astype(np.float64)
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_sums = np.log(np.exp(shifted).sum(axis=1))
     picked = shifted[np.arange(samples), labels]

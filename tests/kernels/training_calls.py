@@ -178,13 +178,20 @@ def add_errors(other: Errors, error: Errors) -> None:
 
 
 def softmax_loss(
-    acc: Sums, samples: int, classes: int, scale: Floats, bias: Floats, labels: NDArray[np.int64]
+    acc: Sums,
+    samples: int,
+    classes: int,
+    scale: Floats,
+    bias: Floats,
+    labels: NDArray[np.int64],
+    shift: Floats | None = None,
 ) -> tuple[float, int, Floats]:
     """Mean loss, number of right answers, and the gradient of the logits `(samples, classes)`."""
     if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(f"labels run from {labels.min()} to {labels.max()}; the model has {classes} classes")
     gradient, loss = np.empty((samples, classes), np.float32), np.empty(1, np.float64)
-    right = bound.softmax_loss(acc, samples, classes, scale, bias, labels, gradient, loss)()
+    shift = np.zeros(classes, np.float32) if shift is None else shift
+    right = bound.softmax_loss(acc, samples, classes, scale, bias, shift, labels, gradient, loss)()
     return float(loss[0]), int(right), gradient
 
 

@@ -39,6 +39,21 @@ def test_exp_erf_and_tanh_are_within_units_of_the_last_place(x: float) -> None:
         assert abs(tangent - mpmath.tanh(x)) < 2 * UNIT
 
 
+@given(st.floats(2.0**-1000, 2.0**1000))
+def test_the_logarithm_is_within_units_of_the_last_place(x: float) -> None:
+    with mpmath.workdps(50):
+        truth = mpmath.log(x)
+        found = only(pointwise.logarithm(np.array([x])))
+        assert abs(found - truth) < 2 * UNIT * abs(truth) + 1e-17
+
+
+def test_the_logarithms_of_counts_are_the_same_bits_everywhere() -> None:
+    """Boards and simulations add them to logits: another last bit would be another model."""
+    counts = np.arange(1, 10_001, dtype=np.float64)
+    digest = hashlib.sha256(pointwise.logarithm(counts / 10_010.0).tobytes()).hexdigest()
+    assert digest == "e0331ddfeb39f7e19e4a97c3b1893731f519b20c46c672f95bc4f597c4d51b90"
+
+
 def test_beyond_their_ranges_they_are_at_their_limits() -> None:
     far = np.array([-1e300, 1e300])
     np.testing.assert_array_equal(pointwise.error_function(far), [-1, 1])

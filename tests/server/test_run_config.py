@@ -160,6 +160,8 @@ def test_rates_lasso_and_momentum_are_the_profiles_unless_the_file_says() -> Non
     assert config(rounds=8, schedule="steps", warmup=2).recipe().schedule == Schedule("steps", 8, 2)
     assert (best.plan().momentum_bits, paper.plan().momentum_bits) == (8, 32)
     assert config(momentum_bits=32).plan().momentum_bits == 32
+    assert (best.plan().logit_adjustment, paper.plan().logit_adjustment) == (1.0, 0.0)
+    assert config(logit_adjustment=0.0).plan().logit_adjustment == 0.0
     plan = paper.recipe().plan
     assert (plan.lasso, plan.prune_density) == (0.01, 0.03)
     own = config(profile="paper", lasso=0.0, prune_density=0.0, merge="deltas", ablation="msb").recipe()
@@ -180,6 +182,7 @@ def test_only_what_is_evaluated_is_calibrated() -> None:
         {"averaging": 0.25, "statistics": "averaged", "schedule": "steps", "warmup": 3},
         {"profile": "paper", "lasso": 0.5, "prune_density": 0.25, "momentum_bits": 8},
         {"calibration_seconds": 1.5, "calibration_data": "some.npz"},
+        {"logit_adjustment": 0.5},
     ],
 )
 def test_settings_survive_json(settings: dict[str, object]) -> None:

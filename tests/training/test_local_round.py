@@ -18,7 +18,7 @@ from fedmpq.model.pruning import prune_msb
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side
 from fedmpq.model.randomness import Draws, Purpose
 from fedmpq.training.augment import pad_crop_flip
-from fedmpq.training.engine import Batch, EpochResult, TrainingError, make_engine
+from fedmpq.training.engine import Batch, EpochResult, Shift, TrainingError, make_engine
 from fedmpq.training.local_round import batches, run_local_round
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,8 +48,17 @@ class Recorder:
         self._trained = trained
         self._fractions = fractions
 
-    def load(self, graph: Graph, layers: Layers, side: Side, plan: TrainingPlan, draws: Draws) -> None:
+    def load(
+        self,
+        graph: Graph,
+        layers: Layers,
+        side: Side,
+        plan: TrainingPlan,
+        draws: Draws,
+        shift: Shift | None = None,
+    ) -> None:
         self.loaded = layers
+        self.shift = shift
         self.draws = draws
         self._side = side
 

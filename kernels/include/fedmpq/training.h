@@ -219,10 +219,11 @@ FEDMPQ_API int32_t fedmpq_rearrange(const FedmpqCodes* codes, int32_t images, in
 FEDMPQ_API int32_t fedmpq_rearrange_backward(const uint16_t* error, int32_t images, int64_t count, const int32_t* from,
                                              int64_t outs, int32_t threads, uint16_t* out);
 
-// Logits acc * scale + bias: gradient = (softmax - one hot)/samples, *loss = mean cross-entropy, of at least one sample.
-// Returns how many are right, or a status.
+// Logits (acc * scale + bias) + shift: gradient = (softmax - one hot)/samples, *loss = mean cross-entropy, of at least one
+// sample. Returns how many are right, or a status.
 FEDMPQ_API int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale,
-                                       const float* bias, const int64_t* labels, float* gradient, double* loss);
+                                       const float* bias, const float* shift, const int64_t* labels, float* gradient,
+                                       double* loss);
 
 // Logits acc * scale + bias of labels that are each there (target 1) or not (0): gradient = (sigmoid - target)/(samples *
 // outputs), *loss = mean over both of -log of what the sigmoid gives the target. Returns how many labels are right, those

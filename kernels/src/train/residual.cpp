@@ -131,8 +131,8 @@ int32_t fedmpq_add_errors(const uint16_t* other, int64_t count, uint16_t* error)
 }
 
 int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes, const float* scale, const float* bias,
-                            const int64_t* labels, float* gradient, double* loss) {
-  if (samples < 1 || classes < 1 || !given(acc, scale, bias, labels, gradient, loss)) return not_valid;
+                            const float* shift, const int64_t* labels, float* gradient, double* loss) {
+  if (samples < 1 || classes < 1 || !given(acc, scale, bias, shift, labels, gradient, loss)) return not_valid;
   for (int n = 0; n < samples; ++n)
     if (labels[n] < 0 || labels[n] >= classes) return not_valid;
   int32_t right = 0;
@@ -141,7 +141,7 @@ int32_t fedmpq_softmax_loss(const int32_t* acc, int32_t samples, int32_t classes
     float* g = gradient + int64_t{n} * classes;
     int best = 0;
     for (int k = 0; k < classes; ++k) {
-      g[k] = static_cast<float>(acc[int64_t{n} * classes + k]) * scale[k] + bias[k];
+      g[k] = (static_cast<float>(acc[int64_t{n} * classes + k]) * scale[k] + bias[k]) + shift[k];
       if (g[k] > g[best]) best = k;
     }
     right += best == labels[n];

@@ -132,7 +132,7 @@ class Assignment(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., client: _Optional[int] = ..., seed: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., plan: _Optional[_Union[TrainingPlan, _Mapping]] = ..., seconds_left: _Optional[float] = ..., evaluate: bool = ..., bit_widths: _Optional[bytes] = ..., phase: _Optional[_Union[Phase, str]] = ..., coded_payload: _Optional[bytes] = ..., coded_bytes: _Optional[int] = ..., reads_coded: bool = ...) -> None: ...
 
 class TrainingPlan(_message.Message):
-    __slots__ = ("epochs", "batch_size", "learning_rate", "momentum", "momentum_bits", "weight_decay", "update", "code_learning_rate", "lasso", "prune_density", "pad", "flip", "side_bits")
+    __slots__ = ("epochs", "batch_size", "learning_rate", "momentum", "momentum_bits", "weight_decay", "update", "code_learning_rate", "lasso", "prune_density", "pad", "flip", "side_bits", "logit_adjustment")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class TrainingPlan(_message.Message):
     PAD_FIELD_NUMBER: _ClassVar[int]
     FLIP_FIELD_NUMBER: _ClassVar[int]
     SIDE_BITS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_ADJUSTMENT_FIELD_NUMBER: _ClassVar[int]
     epochs: int
     batch_size: int
     learning_rate: float
@@ -159,7 +160,8 @@ class TrainingPlan(_message.Message):
     pad: int
     flip: bool
     side_bits: int
-    def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., momentum_bits: _Optional[int] = ..., weight_decay: _Optional[float] = ..., update: _Optional[str] = ..., code_learning_rate: _Optional[float] = ..., lasso: _Optional[float] = ..., prune_density: _Optional[float] = ..., pad: _Optional[int] = ..., flip: bool = ..., side_bits: _Optional[int] = ...) -> None: ...
+    logit_adjustment: float
+    def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., momentum_bits: _Optional[int] = ..., weight_decay: _Optional[float] = ..., update: _Optional[str] = ..., code_learning_rate: _Optional[float] = ..., lasso: _Optional[float] = ..., prune_density: _Optional[float] = ..., pad: _Optional[int] = ..., flip: bool = ..., side_bits: _Optional[int] = ..., logit_adjustment: _Optional[float] = ...) -> None: ...
 
 class Cancelled(_message.Message):
     __slots__ = ("run_id", "round", "reason", "phase")
