@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.lab.experiment import PAPER_BUDGETS, Experiment, ExperimentError, make_experiment
-from fedmpq.method.recipe import FLOAT_METHODS
+from fedmpq.method.recipe import FLOAT_METHODS, GROWING_AVERAGE
 
 Picture = Literal["bars", "lines", "map"]
 
@@ -80,7 +80,7 @@ FP32_LIKE_BEST = _method(
     "fp32same",
     "FP32 with the same averaging, schedule and calibration",
     method="fp32",
-    averaging=0.8,
+    averaging=GROWING_AVERAGE,
     schedule="cosine",
     statistics="calibrated",
 )
@@ -123,7 +123,7 @@ PARTS_OF_BEST = (
         )
     ),
     _method("fedmpq", "FedMPQ (paper)"),
-    _method("averaged", "FP32, devices run the moving average", method="fp32", averaging=0.8),
+    _method("averaged", "FP32, devices run the moving average", method="fp32", averaging=GROWING_AVERAGE),
     FP32_LIKE_BEST,
 )
 """The best profile, and with one part exchanged at a time."""

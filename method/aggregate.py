@@ -151,10 +151,19 @@ def moved_by(
     return merged
 
 
-def moving_share(decay: float, rounds: int) -> float:
-    """The newest model's share in `sum_k decay^k W_(t-k) / sum_k decay^k`, `t` = `rounds`:
-    ``(1 - decay) / (1 - decay^t)``, from 1 in the first round down to ``1 - decay``."""
-    return (1 - decay) / (1 - decay**rounds)
+def moving_share(averaging: float, rounds: int) -> float:
+    """The share of round `t` = `rounds` in an average over the rounds so far.
+
+    Below 1 `averaging` is a decay `d`: the average is `sum_k d^k W_(t-k) / sum_k d^k`, and the share
+    ``(1 - d) / (1 - d^t)``, from 1 in the first round down to ``1 - d``.
+
+    From 1 on it is a power `p`: the share ``(p + 1) / (t + p)`` weighs the model of round `k` by
+    ``k (k + 1) ... (k + p - 1)``, about ``k^p`` (Shamir and Zhang, 2013), so that the average is of the last
+    ``1 / (p + 1)`` of the rounds or so, however many there are.
+    """
+    if averaging >= 1:
+        return (averaging + 1) / (rounds + averaging)
+    return (1 - averaging) / (1 - averaging**rounds)
 
 
 def moved_towards(
@@ -168,13 +177,13 @@ def moved_towards(
     }
 
 
-def next_average(model: GlobalModel, weights: Weights, side: Side, decay: float) -> Average | None:
+def next_average(model: GlobalModel, weights: Weights, side: Side, averaging: float) -> Average | None:
     """The moving average after the round that made `weights` and `side` of `model`."""
-    if not decay:
+    if not averaging:
         return None
     if model.average is None:
         return Average(weights, side)
-    old, share = model.average, moving_share(decay, model.round + 1)
+    old, share = model.average, moving_share(averaging, model.round + 1)
     return Average(moved_towards(old.weights, weights, share), moved_towards(old.side, side, share))
 
 

@@ -20,6 +20,7 @@ from fedmpq.method.float_method import FloatRecipe
 from fedmpq.method.recipe import (
     ABLATIONS,
     FLOAT_METHODS,
+    GROWING_AVERAGE,
     METHODS,
     Deal,
     Merge,
@@ -46,6 +47,8 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 _PLAN = TrainingPlan()
+MAX_AVERAGING = 100.0
+"""A power of which the last of a hundred rounds is two thirds of the average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +137,12 @@ class MethodSettings:
         "no client counts for more than so many times the fleet's median one (best: 3; paper: inf)",
     )
     per_channel: bool = setting(False, EXPERT, "one step per output channel")
-    averaging: float | None = setting(None, EXPERT, "decay of the moving average that devices run; 0: none")
+    averaging: float | None = setting(
+        None,
+        EXPERT,
+        "of the average over the rounds that devices run: below 1 its decay, from 1 on the power of a "
+        f"round's number by which it counts (best: {GROWING_AVERAGE:g}), 0: none",
+    )
     statistics: Statistics | None = setting(
         None,
         EXPERT,
@@ -157,8 +165,11 @@ class MethodSettings:
             )
         if not 0 <= self.seed < 2**32:
             raise self.error(f"seed = {self.seed} is outside 0..{2**32 - 1}")
-        if self.averaging is not None and not 0 <= self.averaging < 1:
-            raise self.error(f"averaging = {self.averaging} is outside 0 <= averaging < 1")
+        if self.averaging is not None and not 0 <= self.averaging <= MAX_AVERAGING:
+            raise self.error(
+                f"averaging = {self.averaging} is outside 0..{MAX_AVERAGING:g}: below 1 a decay, from 1 on a "
+                "power"
+            )
         if self.share_limit is not None and not self.share_limit >= 1:
             raise self.error(f"share_limit = {self.share_limit} is too small; the least is 1, inf is none")
         for name in ("aggregation", "share_limit"):

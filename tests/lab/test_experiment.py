@@ -89,9 +89,9 @@ def test_the_defaults_are_the_papers_experiment_with_the_best_profile() -> None:
         ({"batch_size": 1}, ("batch_size = 1", "least is 2")),
         ({"momentum_bits": 16}, ("momentum_bits = 16", "0, 8, 32")),
         ({"flip": 1}, ("flip = 1", "true or false")),
-        ({"averaging": 1}, ("averaging = 1.0", "0 <= averaging < 1")),
-        ({"averaging": -0.1}, ("averaging = -0.1", "0 <= averaging < 1")),
-        ({"averaging": math.nan}, ("averaging = nan", "0 <= averaging < 1")),
+        ({"averaging": 101}, ("averaging = 101.0", "0..100: below 1 a decay, from 1 on a power")),
+        ({"averaging": -0.1}, ("averaging = -0.1", "outside 0..100")),
+        ({"averaging": math.nan}, ("averaging = nan", "outside 0..100")),
         ({"averaging": "0.5"}, ("averaging = '0.5'", "number")),
         ({"averaging": True}, ("averaging = True", "number")),
         ({"averaging": 10**400}, ("averaging", "too large")),
@@ -183,7 +183,8 @@ def test_the_recipe_is_the_methods_with_its_overrides() -> None:
     assert make_experiment({**paper, "ablation": "msb"}).recipe() == replace(
         ablated("paper", plan, "msb"), schedule=constant
     )
-    plan, cosine = TrainingPlan(epochs=3, momentum_bits=8), Schedule("cosine", 9, 0)
+    plan = TrainingPlan(epochs=3, momentum_bits=8, logit_adjustment=1.0)
+    cosine = Schedule("cosine", 9, 0)
     assert make_experiment({**base, "method": "fpq8"}).recipe() == replace(
         fpq8("best", plan), schedule=cosine
     )
@@ -208,7 +209,7 @@ def test_averaging_and_statistics_are_the_profiles_unless_they_are_set() -> None
     best = fedmpq("best", TrainingPlan())
     assert choice(profile="paper") == (0.0, "averaged")
     assert choice() == choice(profile="best") == (best.averaging, best.statistics)
-    assert 0 < best.averaging < 1
+    assert best.averaging == 4.0
     assert best.statistics == "calibrated"
     assert choice(profile="best", averaging=0.5, statistics="averaged") == (0.5, "averaged")
     # Nothing is not the same as not said.
@@ -261,7 +262,7 @@ PROFILE_SETTINGS = st.fixed_dictionaries({"profile": st.just("best")}) | st.fixe
         size=st.none() | st.integers(1, 4096),
         learning_rate=st.floats(1e-9, 1e9),
         flip=st.booleans(),
-        averaging=st.none() | st.floats(0, 1, exclude_max=True),
+        averaging=st.none() | st.floats(0, 100),
         statistics=st.none() | st.sampled_from(get_args(Statistics)),
         schedule=st.none() | st.sampled_from(get_args(ScheduleKind)),
         momentum_bits=st.none() | st.sampled_from([0, 8, 32]),

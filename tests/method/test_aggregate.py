@@ -250,8 +250,20 @@ def test_a_moving_share_is_the_newest_models_part_of_the_whole(decay: float, rou
 
 def test_the_first_model_is_its_own_average() -> None:
     assert moving_share(0.7, 1) == 1.0
+    assert moving_share(4.0, 1) == 1.0
     for name, tensor in moved_towards(tensors(0), tensors(1), 1.0).items():
         assert tensor.tobytes() == tensors(1)[name].tobytes()
+
+
+@given(st.integers(1, 12), st.integers(1, 40))
+def test_from_one_on_a_round_counts_by_a_power_of_its_number(power: int, rounds: int) -> None:
+    """Against the weights themselves: `k (k + 1) ... (k + p - 1)`."""
+    weights = [math.prod(range(k, k + power)) for k in range(1, rounds + 1)]
+    average = 0.0
+    for number in range(1, rounds + 1):
+        average += moving_share(float(power), number) * (number**2 - average)
+    expected = sum(w * k**2 for k, w in enumerate(weights, 1)) / sum(weights)
+    assert average == pytest.approx(expected, rel=1e-12)
 
 
 @given(st.floats(0.05, 0.95), st.integers(1, 12))

@@ -512,9 +512,13 @@ def average_of(model: GlobalModel) -> Average:
     return model.average
 
 
-def slow_average(newest_last: Sequence[Side], decay: float) -> Side:
-    """`sum_k d^k T_(t-k) / sum_k d^k` of every tensor, in exact arithmetic but for the last rounding."""
-    shares = [Fraction(decay) ** k for k in range(len(newest_last))]
+def slow_average(newest_last: Sequence[Side], averaging: float) -> Side:
+    """The weighted mean of every tensor in exact arithmetic but for the last rounding: `d^k` for the model of
+    `k` rounds ago, or `k (k + 1) ... (k + p - 1)` for that of round `k`."""
+    rounds = range(len(newest_last), 0, -1)
+    shares = [Fraction(averaging) ** age for age in range(len(newest_last))]
+    if averaging >= 1:
+        shares = [Fraction(math.prod(range(k, k + int(averaging)))) for k in rounds]
     out = {}
     for name, tensor in newest_last[-1].items():
         flat = []
@@ -531,10 +535,11 @@ def slow_average(newest_last: Sequence[Side], decay: float) -> Side:
         BEST,
         replace(BEST, averaging=0.25, statistics="averaged"),
         replace(PAPER, averaging=0.95),
+        replace(BEST, averaging=0.8),
         aqfl("best", PLAN),
     ],
 )
-def test_the_average_is_that_of_all_rounds_with_falling_weights(recipe: Recipe) -> None:
+def test_the_average_is_that_of_all_rounds_by_their_weights(recipe: Recipe) -> None:
     _, models = rounds_of(recipe, 6)
     assert_same_tensors(average_of(models[0]).weights, models[0].weights)
     assert_same_tensors(average_of(models[0]).side, models[0].side)

@@ -23,7 +23,7 @@ def test_the_best_profile_differs_in_every_choice_it_may() -> None:
     recipe = fedmpq("best", PLAN)
     assert (recipe.deal, recipe.step_rule, recipe.merge) == ("least_error", "least_error", "deltas")
     assert (recipe.plan.update, recipe.activation_bits) == ("carried", 4)
-    assert (recipe.weigh_by, recipe.averaging, recipe.statistics) == ("data", 0.8, "calibrated")
+    assert (recipe.weigh_by, recipe.averaging, recipe.statistics) == ("data", 4.0, "calibrated")
     paper = fedmpq("paper", PLAN)
     assert (paper.weigh_by, paper.averaging, paper.statistics) == ("bits", 0.0, "averaged")
 

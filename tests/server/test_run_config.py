@@ -85,7 +85,7 @@ def config(**settings: object) -> RunConfig:
         ({"asynchronous": 2, "aggregation": "krum"}, "aggregation = 'krum' does not go with asynchronous"),
         ({"asynchronous": 2, "profile": "paper"}, "merge = 'models' does not go with asynchronous"),
         ({"learning_rate": 1e39}, r"learning_rate = 1e\+39 is beyond single precision"),
-        ({"averaging": 1}, "averaging = 1.0 is outside 0 <= averaging < 1"),
+        ({"averaging": 101}, "averaging = 101.0 is outside 0..100: below 1 a decay, from 1 on a power"),
         ({"averaging": -0.1}, "averaging = -0.1 is outside"),
         ({"averaging": math.nan}, "averaging = nan is outside"),
         ({"averaging": "0.5"}, "averaging = '0.5' is not a number"),
