@@ -1,7 +1,7 @@
 """Where the time of a training step goes: `python -m bench.train_step --profile`.
 
-Every call of the C++ library is timed by the clock of this thread alone, which other work on the machine
-disturbs least. What is left of a step is Python.
+Every kernel is timed by the clock of this thread alone, which other work on the machine disturbs least: those
+that the library runs in one go by the library, the others here. What is left of a step is Python.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.workload import Workload, engine_trainer
 from fedmpq.exchange.messages import UpdateRule
+from fedmpq.kernels.call import Call
 from fedmpq.kernels.library import library
 from fedmpq.kernels.prototypes import PROTOTYPES, FedmpqConv
 from fedmpq.training.native_engine import NativeEngine
@@ -60,22 +61,33 @@ def shape_of(conv: FedmpqConv) -> str:
 
 def profile(work: Workload, update: UpdateRule, threads: int, steps: int) -> Profile:
     """Of steps of an engine of its own, on one thread's clock: with more threads kernels wait for others."""
-    found = Profile(steps)
+    found, engine = Profile(steps), NativeEngine(threads)
     with _timed_library(found):
-        train = engine_trainer(NativeEngine(threads), work, update)
+        train = engine_trainer(engine, work, update)
         train(WARM_UP)
         found.kernels.clear()
         found.layers.clear()
+        taken = [(program, program.timed()) for program in engine.programs()]
         start = time.thread_time()
         train(steps)
         found.seconds = time.thread_time() - start
+    for program, seconds in taken:
+        for call, each in zip(program.calls, seconds.tolist(), strict=True):
+            found.add(call.name, each, conv_of(call))
     return found
+
+
+def conv_of(call: Call) -> FedmpqConv | None:
+    """The layer that a call is of, if it is a product."""
+    of_layer = PROTOTYPES[call.name].arguments[0].type is FedmpqConv
+    return FedmpqConv.from_address(call.values[0].value) if of_layer else None
 
 
 @contextmanager
 def _timed_library(found: Profile) -> Iterator[None]:
     """The library with a clock around each of its functions; calls bound meanwhile keep it."""
-    names = [name for name in PROTOTYPES if name not in ("fedmpq_isa", "fedmpq_force_isa")]
+    around = ("fedmpq_isa", "fedmpq_force_isa", "fedmpq_function", "fedmpq_run")
+    names = [name for name in PROTOTYPES if name not in around]
     before = {name: getattr(library, name) for name in names}
     for name, function in before.items():
         setattr(library, name, _timed(name, function, found))
@@ -87,13 +99,10 @@ def _timed_library(found: Profile) -> Iterator[None]:
 
 
 def _timed(name: str, function: Any, found: Profile) -> Callable[..., Any]:
-    of_layer = any(argument.type is FedmpqConv for argument in PROTOTYPES[name].arguments[:1])
-
     def call(*arguments: Any) -> Any:
         start = time.thread_time()
         result = function(*arguments)
-        seconds = time.thread_time() - start
-        found.add(name, seconds, FedmpqConv.from_address(arguments[0].value) if of_layer else None)
+        found.add(name, time.thread_time() - start, None)
         return result
 
     return call

@@ -32,6 +32,7 @@ def conv_backward_sums(
     conv: Conv,
     codes: StoredCodes,
     weights: Memory,
+    kept: tuple[Memory, Memory] | None,
     error: Memory,
     rescale: Rescale,
     normalize: Normalize,
@@ -40,12 +41,16 @@ def conv_backward_sums(
     sums: Memory,
 ) -> Call:
     """Accumulators again into `acc`, and into `sums`, by channel: the sum of errors passed, of those times
-    the normalized value, and of errors clipped above and below."""
+    the normalized value, and of errors clipped above and below. What `keep` has `kept`, and whether it fits,
+    takes the place of products if it does fit, and if there is memory for it."""
+    held, fit = (None, None) if kept is None else kept
     return CheckedCall(
         "fedmpq_conv_backward_sums",
         conv,
         codes.struct(conv.images, conv.inputs),
         Elements(weights, conv.weights),
+        None if held is None else Elements(held, conv.images * conv.outputs),
+        None if fit is None else Elements(fit, 1),
         Elements(error, conv.images * conv.outputs),
         rescale.struct(conv.out_channels),
         normalize.struct(conv.out_channels),
@@ -55,35 +60,11 @@ def conv_backward_sums(
     )
 
 
-def keep(acc: Memory, images: int, count: int, threads: int, kept: Memory) -> Call:
-    """Accumulators as 16-bit numbers. Gives 1, or 0 if some are too large for that."""
+def keep(acc: Memory, images: int, count: int, threads: int, kept: Memory, fit: Memory) -> Call:
+    """Accumulators as 16-bit numbers; 1 into `fit`, or 0 if some are too large for that."""
     total = images * count
-    return CheckedCall("fedmpq_keep", Elements(acc, total), images, count, threads, Elements(kept, total))
-
-
-def kept_backward_sums(
-    kept: Memory,
-    extent: FedmpqExtent,
-    error: Memory,
-    rescale: Rescale,
-    normalize: Normalize,
-    threads: int,
-    acc: Memory,
-    sums: Memory,
-) -> Call:
-    """The same as `conv_backward_sums` from accumulators that were kept, in place of products."""
-    total, channels = extent.images * extent.pixels * extent.channels, extent.channels
-    return CheckedCall(
-        "fedmpq_kept_backward_sums",
-        Elements(kept, total),
-        extent,
-        Elements(error, total),
-        rescale.struct(channels),
-        normalize.struct(channels),
-        threads,
-        Elements(acc, total),
-        Elements(sums, 4 * channels),
-    )
+    places = Elements(kept, total), Elements(fit, 1)
+    return CheckedCall("fedmpq_keep", Elements(acc, total), images, count, threads, *places)
 
 
 def conv_backward_input(
@@ -216,6 +197,11 @@ def add(
         Elements(out, StoredCodes.nbytes(images, count, pairs)),
         Elements(states, images * ((count + 3) // 4)),
     )
+
+
+def clip_gradient(clipped: Memory, below: bool, clip: Memory) -> Call:
+    """The gradient of a clip from the sums of errors that were clipped above and, if it counts, below."""
+    return CheckedCall("fedmpq_clip_gradient", Elements(clipped, 2), below, Elements(clip, 1))
 
 
 def pass_error(states: Memory, images: int, count: int, threads: int, error: Memory, clipped: Memory) -> Call:
@@ -366,8 +352,10 @@ def softmax_loss(
     )
 
 
-def halve_errors(real: Memory, rows: int, channels: int, gain: Memory, error: Memory) -> Call:
-    """Errors `real * gain` as bfloat16. Gives the greatest magnitude."""
+def halve_errors(
+    real: Memory, rows: int, channels: int, gain: Memory, error: Memory, greatest: Memory
+) -> Call:
+    """Errors `real * gain` as bfloat16, and the greatest magnitude."""
     return CheckedCall(
         "fedmpq_halve_errors",
         Elements(real, rows * channels),
@@ -375,10 +363,12 @@ def halve_errors(real: Memory, rows: int, channels: int, gain: Memory, error: Me
         channels,
         Elements(gain, channels),
         Elements(error, rows * channels),
+        Elements(greatest, 1),
     )
 
 
-def update_codes(update: CodeUpdate, gradient: Memory, codes: Memory) -> Call:
-    """Raises FloatingPointError if the gradient, or its sum with the momentum, is not finite."""
-    count = update.count
-    return CheckedCall("fedmpq_update_codes", update, Elements(gradient, count), Elements(codes, count))
+def update_codes(update: CodeUpdate, step: c_uint32, gradient: Memory, codes: Memory) -> Call:
+    """`step`, the number of the step, is read when the call is made. Raises FloatingPointError if the
+    gradient, or its sum with the momentum, is not finite."""
+    moved = Elements(gradient, update.count), Elements(codes, update.count)
+    return CheckedCall("fedmpq_update_codes", update, step, *moved)

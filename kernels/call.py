@@ -47,18 +47,35 @@ class Call:
     To call it gives what the function returns.
     """
 
-    __slots__ = ("_given", "_kept", "_run", "buffers", "name")
+    __slots__ = ("_given", "_kept", "_run", "buffers", "name", "subject", "values")
 
     def __init__(self, name: str, *given: Given) -> None:
         self.name, self._given = name, given
         pairs = list(zip(PROTOTYPES[name].arguments, given, strict=True))
-        self._run = partial(getattr(library, name), *(_passed(name, *pair) for pair in pairs))
+        self.values = tuple(_passed(name, *pair) for pair in pairs)
+        """The arguments as ctypes has them, whose memory holds what the function is called with."""
+        self.subject = ""
+        """What is not finite if the function meets such a number, in the words of whoever bound the call."""
+        self._run = partial(getattr(library, name), *self.values)
         memory = tuple(memory for each in given for memory in _memory(each))
         self._kept = (*memory, *(each for each in given if isinstance(each, CStruct)))
         self.buffers = tuple(each for each in memory if isinstance(each, Buffer))
 
     def __call__(self) -> Any:
         return self._run()
+
+    def refusal(self, status: int) -> Exception:
+        """What a status below 0 means."""
+        if status == -1:
+            return MemoryError(
+                f"not enough memory for the scratch buffers of {self.name}; use a smaller batch"
+            )
+        if status == -3:
+            subject = f"{self.subject} is" if self.subject else f"{self.name} met a number that is"
+            return FloatingPointError(f"{subject} not finite")
+        reason = _REFUSED.get(status, f"status {status}")
+        shown = ", ".join(_shown(each) for each in self._given)
+        return KernelError(f"{self.name}({shown}) refuses its arguments: {reason}")
 
 
 class CheckedCall(Call):
@@ -69,19 +86,8 @@ class CheckedCall(Call):
     def __call__(self) -> Any:
         status = self._run()
         if status < 0:
-            raise self._refusal(int(status))
+            raise self.refusal(int(status))
         return status
-
-    def _refusal(self, status: int) -> Exception:
-        if status == -1:
-            return MemoryError(
-                f"not enough memory for the scratch buffers of {self.name}; use a smaller batch"
-            )
-        if status == -3:
-            return FloatingPointError(f"{self.name} met a number that is not finite")
-        reason = _REFUSED.get(status, f"status {status}")
-        shown = ", ".join(_shown(each) for each in self._given)
-        return KernelError(f"{self.name}({shown}) refuses its arguments: {reason}")
 
 
 def _shown(given: Given) -> str:
@@ -97,7 +103,7 @@ def _shown(given: Given) -> str:
 def _passed(name: str, argument: Argument, given: Given) -> Any:
     """What ctypes is handed for an argument: a ctypes value, which it need not convert at every call."""
     if given is None:
-        return None
+        return c_void_p()
     if isinstance(given, Elements) and argument.element is not None:
         return pointer(given.memory, argument.element, given.count)
     if isinstance(given, CStruct) and isinstance(given, argument.type):

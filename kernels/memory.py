@@ -65,10 +65,10 @@ class CStruct(Structure):
         self.memory = {**self.memory, field: memory}
 
 
-def pointer(memory: Memory, dtype: DTypeLike, count: int) -> int | c_void_p:
+def pointer(memory: Memory, dtype: DTypeLike, count: int) -> c_void_p:
     """What a call is given for `memory`: at least `count` elements of `dtype`."""
     if not isinstance(memory, Buffer):
-        return address(memory, dtype, count)
+        return c_void_p(address(memory, dtype, count))
     if memory.dtype != dtype or memory.count < count:
         raise _misfit(memory.count, memory.dtype, count, dtype)
     return memory.pointer

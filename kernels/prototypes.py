@@ -145,7 +145,6 @@ class FedmpqUpdate(CStruct):
         ("momentum_scales", c_void_p),
         ("fractions", c_void_p),
         ("pull", c_void_p),
-        ("step_number", c_uint32),
         ("round", c_uint32),
         ("layer", c_uint32),
         ("seed", c_uint32),
@@ -267,6 +266,8 @@ PROTOTYPES = {
         Argument("conv", FedmpqConv),
         Argument("codes", FedmpqCodes),
         Argument("weights", c_void_p, "int8"),
+        Argument("kept", c_void_p, "int16"),
+        Argument("fit", c_void_p, "int32"),
         Argument("error", c_void_p, "uint16"),
         Argument("rescale", FedmpqRescale),
         Argument("normalize", FedmpqNormalize),
@@ -278,16 +279,8 @@ PROTOTYPES = {
         Argument("images", c_int32),
         Argument("count", c_int64),
         Argument("threads", c_int32),
-        Argument("kept", c_void_p, "int16"),)),
-    "fedmpq_kept_backward_sums": Prototype(c_int32, (
         Argument("kept", c_void_p, "int16"),
-        Argument("extent", FedmpqExtent),
-        Argument("error", c_void_p, "uint16"),
-        Argument("rescale", FedmpqRescale),
-        Argument("normalize", FedmpqNormalize),
-        Argument("threads", c_int32),
-        Argument("acc", c_void_p, "int32"),
-        Argument("sums", c_void_p, "float64"),)),
+        Argument("fit", c_void_p, "int32"),)),
     "fedmpq_drop": Prototype(c_int32, (
         Argument("codes", FedmpqCodes),
         Argument("extent", FedmpqExtent),
@@ -399,6 +392,10 @@ PROTOTYPES = {
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint8"),
         Argument("states", c_void_p, "uint8"),)),
+    "fedmpq_clip_gradient": Prototype(c_int32, (
+        Argument("clipped", c_void_p, "float64"),
+        Argument("below", c_int32),
+        Argument("clip", c_void_p, "float32"),)),
     "fedmpq_pass_error": Prototype(c_int32, (
         Argument("states", c_void_p, "uint8"),
         Argument("images", c_int32),
@@ -539,14 +536,25 @@ PROTOTYPES = {
         Argument("targets", c_void_p, "float32"),
         Argument("gradient", c_void_p, "float32"),
         Argument("loss", c_void_p, "float64"),)),
-    "fedmpq_halve_errors": Prototype(c_float, (
+    "fedmpq_halve_errors": Prototype(c_int32, (
         Argument("real", c_void_p, "float32"),
         Argument("rows", c_int64),
         Argument("channels", c_int32),
         Argument("gain", c_void_p, "float32"),
-        Argument("error", c_void_p, "uint16"),)),
+        Argument("error", c_void_p, "uint16"),
+        Argument("greatest", c_void_p, "float32"),)),
     "fedmpq_update_codes": Prototype(c_int32, (
         Argument("update", FedmpqUpdate),
+        Argument("step_number", c_uint32),
         Argument("gradient", c_void_p, "float32"),
         Argument("codes", c_void_p, "uint8"),)),
+    "fedmpq_function": Prototype(c_int32, (
+        Argument("name", c_char_p),)),
+    "fedmpq_run": Prototype(c_int32, (
+        Argument("functions", c_void_p, "int32"),
+        Argument("count", c_int32),
+        Argument("addresses", c_void_p, "int64"),
+        Argument("arguments", c_int64),
+        Argument("stopped", c_void_p, "int32"),
+        Argument("seconds", c_void_p, "float64"),)),
 }

@@ -159,7 +159,6 @@ class CodeUpdate(FedmpqUpdate):
             momentum=momentum,
             momentum_bits=buffer.bits,
             momentum_codes=buffer.codes.ctypes.data,
-            step_number=counter.step,
             round=counter.round,
             layer=counter.layer,
             seed=counter.seed,

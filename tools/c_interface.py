@@ -1,4 +1,7 @@
-"""`python -m tools.c_interface` writes kernels/prototypes.py, the Python side of the C headers.
+"""`python -m tools.c_interface` writes what follows from the C headers.
+
+That is kernels/prototypes.py, their Python side, and kernels/src/train/functions.inc, the functions that a
+program (`fedmpq/program.h`) can call.
 
 The headers in kernels/include are the one place where the C interface is written. They keep to a small part
 of C: structures of numbers and pointers to numbers, and functions of numbers, pointers to numbers and
@@ -13,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADERS = tuple(ROOT / "kernels" / "include" / "fedmpq" / name for name in ("kernels.h", "training.h"))
+_INCLUDE = ROOT / "kernels" / "include" / "fedmpq"
+HEADERS = tuple(_INCLUDE / name for name in ("kernels.h", "training.h", "program.h"))
 TARGET = ROOT / "kernels" / "prototypes.py"
+TRAINING = _INCLUDE / "training.h"
+FUNCTIONS = ROOT / "kernels" / "src" / "train" / "functions.inc"
 
 _NUMBERS = {
     "int32_t": "c_int32",
@@ -103,6 +109,13 @@ def render(texts: list[str]) -> str:
     return "\n\n".join(parts) + "\n\nPROTOTYPES = {\n" + "\n".join(prototypes) + "\n}\n"
 
 
+def render_functions(training: str) -> str:
+    """The functions of training.h that return a status, as program.cpp lists them."""
+    known = {structure.name for structure in structures(training)}
+    named = [each.name for each in functions(training, known) if each.result == "c_int32"]
+    return _FUNCTIONS_HEAD + "".join(f"FEDMPQ_FUNCTION({name})\n" for name in named)
+
+
 def _plain(text: str) -> str:
     """Without comments and directives, and every run of blanks as one."""
     return " ".join(re.sub(r"(?m)//.*$|^#.*$", "", text).split())
@@ -167,8 +180,14 @@ class Prototype(NamedTuple):
 '''
 
 
+_FUNCTIONS_HEAD = """\
+// What a program can call; `python -m tools.c_interface` writes this file from include/fedmpq/training.h.
+"""
+
+
 def main() -> None:
     TARGET.write_text(render([header.read_text() for header in HEADERS]))
+    FUNCTIONS.write_text(render_functions(TRAINING.read_text()))
 
 
 if __name__ == "__main__":

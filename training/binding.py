@@ -3,12 +3,13 @@
 A unit goes through three phases, each a value that the one before returns: `ForwardUnit`, `BoundUnit`,
 `StepUnit`. Units are bound forward in the order of the graph and backward in the reverse order, which tells
 the layout (module `arena`) when each buffer is in use. Then buffers get their places, and from there on only
-numbers change from step to step.
+numbers change from step to step: a step is the actions of its units, most of them calls of kernels.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from ctypes import c_float, c_uint32
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,13 +20,15 @@ from numpy.typing import NDArray
 from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
+from fedmpq.kernels.program import Action
 from fedmpq.kernels.tensors import StoredCodes
-from fedmpq.model.activations import CodeFormat
+from fedmpq.model.activations import CodeFormat, code_bounds
 from fedmpq.model.task import Task
 from fedmpq.training.arena import Layout, StepBuffer
 from fedmpq.training.client_draws import ClientDraws
 from fedmpq.training.engine import Shift
 from fedmpq.training.native_layer import TrainedLayer
+from fedmpq.training.native_plan import Quantizer
 from fedmpq.training.side_tensors import SideTensors
 
 Shape = tuple[int, int, int]
@@ -124,12 +127,23 @@ class Binding:
     sparing: set[str] = field(default_factory=set)
     """Values whose unit leaves their error as it is if that is another value's too."""
 
-    def bind(self, call: Call) -> Call:
+    def bind(self, call: Call, subject: str = "") -> Call:
+        """Make `call` the next; `subject` is what it finds not to be finite, if it does."""
         self.layout.use(*call.buffers)
+        call.subject = subject
         return call
 
-    def new_tensor(self, images: int, shape: Shape, low: int, high: int) -> Tensor:
-        tensor = Tensor(Buffer(0, np.uint8), low, high, images, shape)
+    def quantized_tensor(self, images: int, shape: Shape, quantizer: Quantizer) -> Tensor:
+        """Codes behind a quantizer, whose clip gives their scale."""
+        bounds = code_bounds(quantizer.op.bits, quantizer.op.signed)
+        return self.new_tensor(images, shape, *bounds, self.side.scale_of(quantizer))
+
+    def new_tensor(
+        self, images: int, shape: Shape, low: int, high: int, number: c_float | None = None
+    ) -> Tensor:
+        """`number` is the scale, if it is another's too."""
+        scale = c_float() if number is None else number
+        tensor = Tensor(Buffer(0, np.uint8), low, high, images, shape, scale)
         size = StoredCodes.nbytes(images, tensor.elements, tensor.pairs)
         tensor.buffer = self.layout.buffer(size, np.uint8)
         return tensor
@@ -166,9 +180,12 @@ class BoundUnit(Protocol):
         """Take hold of the buffers' arrays, once they have places."""
 
 
-class StepUnit(Protocol):
-    """The last phase: a unit that runs in every step."""
+class StepUnit:
+    """The last phase: what a unit does in every step, forward and backward."""
 
-    def forward(self) -> None: ...
+    forward: Sequence[Action] = ()
+    backward: Sequence[Action] = ()
 
-    def backward(self) -> None: ...
+    def prepare(self) -> None:
+        """Find what follows from scales alone, its own output's for one. Happens before anything runs, unit
+        after unit."""

@@ -9,7 +9,7 @@ from fedmpq.kernels.call import Call
 from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.kernels.tensors import Counter
 from fedmpq.model.randomness import Purpose
-from fedmpq.training.binding import Binding, Scratch, Tensor, single
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor, single
 from fedmpq.training.native_plan import DropUnit
 
 
@@ -67,20 +67,16 @@ class DropForward:
         return Dropping(self, ())
 
 
-class Dropping:
+class Dropping(StepUnit):
     """Codes of which some become 0; the scale of the others is larger by the dropout's factor."""
 
     def __init__(self, forward: DropForward, backward: tuple[Call, ...]) -> None:
-        self.bound, self._backward = forward, backward
+        self.bound = forward
+        self.forward, self.backward = (forward.run,), backward
 
     def settle(self, scratch: Scratch) -> Dropping:
         return self
 
-    def forward(self) -> None:
+    def prepare(self) -> None:
         this = self.bound
         this.target.scale = single(this.source.scale * float(this.unit.dropout.factor))
-        this.run()
-
-    def backward(self) -> None:
-        for call in self._backward:
-            call()

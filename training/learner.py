@@ -5,6 +5,7 @@ Errors come in units of the integer weights, `e * s_w`: so per-channel steps nee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import c_float
 from typing import Protocol
 
@@ -13,13 +14,13 @@ import numpy as np
 from fedmpq.kernels import bound, bound_maps
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer, Memory
+from fedmpq.kernels.program import Action
 from fedmpq.kernels.tensors import Conv
 from fedmpq.model.randomness import Purpose
 from fedmpq.training import float_errors as floats
 from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding
 from fedmpq.training.native_plan import ProductUnit
-from fedmpq.training.side_tensors import NotFinite
 
 
 class Learner:
@@ -36,8 +37,7 @@ class Learner:
         binding: Binding,
     ) -> None:
         """`greatest` has the greatest magnitude of the errors of each of so many images."""
-        self._name, self._layer, self._step = unit.node.name, binding.layers[unit.node.name], binding.step
-        frozen = unit.node.frozen
+        frozen, layer = unit.node.frozen, binding.layers[unit.node.name]
         self.gradient = binding.layout.buffer(0 if frozen else conv.weights, np.float32)
         scales = ErrorScales(unit, conv, greatest, images, binding)
         self._measure = scales.call
@@ -46,22 +46,14 @@ class Learner:
         self.update: Call | None = None
         if not frozen:
             self.update = binding.bind(
-                bound.update_codes(self._layer.update, self.gradient, self._layer.codes)
+                bound.update_codes(layer.update, binding.step, self.gradient, layer.codes),
+                f"the gradient of layer {unit.node.name!r}",
             )
 
-    def learn(self) -> None:
-        try:
-            self._measure()
-        except FloatingPointError:
-            raise NotFinite(f"the error of layer {self._name!r} is not finite") from None
-        self._products.run()
-        if self.update is None:
-            return
-        self._layer.update.step_number = self._step.value
-        try:
-            self.update()
-        except FloatingPointError:
-            raise NotFinite(f"the gradient of layer {self._name!r} is not finite") from None
+    @property
+    def actions(self) -> Sequence[Action]:
+        update = () if self.update is None else (self.update,)
+        return self._measure, *self._products.actions, *update
 
 
 class ErrorScales:
@@ -81,7 +73,8 @@ class ErrorScales:
         self.call = binding.bind(
             bound_maps.error_scales(
                 greatest, images, source.number, layer.scale, conv.out_channels, numbers, self.of_gradient
-            )
+            ),
+            f"the error of layer {unit.node.name!r}",
         )
 
 
@@ -99,7 +92,8 @@ class _Products(Protocol):
         binding: Binding,
     ) -> None: ...
 
-    def run(self) -> None: ...
+    @property
+    def actions(self) -> Sequence[Action]: ...
 
 
 class _IntegerProducts:
@@ -117,7 +111,7 @@ class _IntegerProducts:
     ) -> None:
         source, threads = binding.tensors[unit.source], binding.threads
         rounded = binding.layout.buffer(conv.images * conv.outputs, np.int8)
-        self._round = binding.bind(
+        calls = [
             bound.quantize_error(
                 error,
                 conv.images,
@@ -129,27 +123,16 @@ class _IntegerProducts:
                 rounded,
                 binding.step,
             )
-        )
-        self._pass_on = None
+        ]
         if unit.source not in binding.unlearnt:
             out, known = binding.error_of(unit.source, source)
-            self._pass_on = binding.bind(
-                bound.conv_backward_input(conv, rounded, weights, scales.scale, known, threads, out)
-            )
-        self._differentiate = None
+            calls.append(bound.conv_backward_input(conv, rounded, weights, scales.scale, known, threads, out))
         if not unit.node.frozen:
-            self._differentiate = binding.bind(
-                bound.conv_backward_weights(
-                    conv, source.codes, rounded, scales.of_gradient, threads, gradient
-                )
+            of_gradient = scales.of_gradient
+            calls.append(
+                bound.conv_backward_weights(conv, source.codes, rounded, of_gradient, threads, gradient)
             )
-
-    def run(self) -> None:
-        self._round()
-        if self._pass_on is not None:
-            self._pass_on()
-        if self._differentiate is not None:
-            self._differentiate()
+        self.actions = tuple(binding.bind(call) for call in calls)
 
 
 class _FloatProducts:
@@ -175,7 +158,9 @@ class _FloatProducts:
         out = () if self._out is None else (self._out,)
         binding.layout.use(error, weights, self._source.buffer, gradient, *out)
 
-    def run(self) -> None:
+        self.actions = (self._run,)
+
+    def _run(self) -> None:
         conv, source = self._conv, self._source
         errors, weights = floats.widened(self._error.array), self._weights.array.astype(np.float32)
         if self._out is not None:

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
-from fedmpq.model.activations import CodeFormat, code_bounds
+from fedmpq.model.activations import CodeFormat
 from fedmpq.model.lookup_tables import code_table, real_tables
-from fedmpq.training.arena import StepBuffer
-from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor
 from fedmpq.training.native_plan import LookupUnit
 
 
@@ -54,8 +53,8 @@ class LookupForward:
 
     @classmethod
     def bind(cls, unit: LookupUnit, binding: Binding) -> LookupForward:
-        source, op = binding.tensors[unit.source], unit.quantizer.op
-        target = binding.new_tensor(source.images, source.shape, *code_bounds(op.bits, op.signed))
+        source = binding.tensors[unit.source]
+        target = binding.quantized_tensor(source.images, source.shape, unit.quantizer)
         binding.tensors[unit.output] = target
         tables, size = Tables.empty(), (source.images, source.elements)
         run = bound.lookup(source.codes, *size, tables.codes, target.pairs, binding.threads, target.buffer)
@@ -75,49 +74,27 @@ class LookupForward:
             error,
             clipped,
         )
-        binding.bind(passing)
-        binding.layout.use(clipped)
+        clip = bound.clip_gradient(
+            clipped, self.unit.quantizer.op.signed, binding.side.clip_gradient(self.unit.quantizer)
+        )
+        calls = binding.bind(passing), binding.bind(clip)
         added = binding.deliver(self.unit.source, error)
-        clip = binding.side.clip_gradient(self.unit.quantizer)
-        calls = (passing,) if added is None else (passing, added)
-        return Looking(self, LookupBackward(calls, clipped, clip))
+        return Looking(self, calls if added is None else (*calls, added))
 
     def forward_only(self) -> Looking:
-        return Looking(self, None)
+        return Looking(self, ())
 
 
-@dataclass(frozen=True)
-class LookupBackward:
-    """The backward calls of a function, bound."""
-
-    calls: tuple[Call, ...]
-    clipped: StepBuffer
-    """The sums of errors that were clipped above and below."""
-    clip: NDArray[np.float32]
-    """The gradient of the quantizer's clip, one element."""
-
-
-class Looking:
+class Looking(StepUnit):
     """A function of codes, rounded, ready to run."""
 
-    def __init__(self, forward: LookupForward, backward: LookupBackward | None) -> None:
-        self.bound, self._back = forward, backward
+    def __init__(self, forward: LookupForward, backward: tuple[Call, ...]) -> None:
+        self.bound = forward
+        self.forward, self.backward = (forward.run,), backward
 
     def settle(self, scratch: Scratch) -> Looking:
         return self
 
-    def forward(self) -> None:
+    def prepare(self) -> None:
         this = self.bound
         this.tables.fill(this.unit, this.source.form, this.target.form)
-        this.run()
-
-    def backward(self) -> None:
-        back = self._back
-        assert back is not None
-        passing, *added = back.calls
-        passing()
-        # What comes next may take the place of these sums.
-        above, below = back.clipped.array.tolist()
-        back.clip[0] = above - below if self.bound.unit.quantizer.op.signed else above
-        for add in added:
-            add()

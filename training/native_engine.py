@@ -6,7 +6,8 @@ was room for; errors are bfloat16 between units and int8 with stochastic roundin
 three products of a layer are integer ones. A layer's codes are updated as soon as its gradient is known, side
 tensors at the end of a step.
 
-Every batch size has its step (native_step), a list of calls whose memory and arguments are made ready once.
+Every batch size has its step (native_step), a list of calls whose memory and arguments are made ready once,
+and which the library walks by itself (kernels/program).
 
 The same seed gives the same codes to the bit on every instruction set, machine and number of threads: sums
 are integers or have a fixed order, and what is done in NumPy here are single IEEE operations on a number per
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from fedmpq.exchange.change import Fractions
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.kernels.call import KernelError
+from fedmpq.kernels.program import Program
 from fedmpq.kernels.tensors import MAX_THREADS
 from fedmpq.model.graph import Graph
 from fedmpq.model.quantized import Layers, Side
@@ -132,6 +134,10 @@ class NativeEngine:
     def side(self) -> Side:
         return self._side.tensors()
 
+    def programs(self) -> list[Program]:
+        """What its steps have the library run in one go, for measurements."""
+        return [program for step in self._steps.values() for program in step.programs]
+
     def _check_images(self, images: NDArray[np.uint8]) -> None:
         """Refuse a batch of other types or shapes than the model's, in the model's words."""
         channels, height, width = self._graph.input.shape
@@ -147,7 +153,7 @@ class NativeEngine:
             # What overflows float32 is found and named where it happens.
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 result = step.run(self._step_number, images, answers)
-        except NotFinite as error:
+        except (NotFinite, FloatingPointError) as error:
             rate = self._plan.learning_rate
             raise TrainingError(
                 f"{error} in training step {self._step_number}; lower the learning rate (now {rate})"

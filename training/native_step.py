@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpq.kernels.memory import Buffer
+from fedmpq.kernels.program import Program, in_one_go
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Linear
 from fedmpq.model.never import assert_never
 from fedmpq.model.task import Answers
@@ -94,7 +95,6 @@ class BoundStep:
             for unit, learns in zip(reversed(forward), reversed(self.learns), strict=True)
         ]
         self.units = tuple(reversed(backward))
-        self.quantized = [binding.tensors[quantizer.name] for quantizer in side.quantizers]
 
     def put_into(self, block: NDArray[np.uint8]) -> NativeStep:
         """The step with its buffers in `block`, once `layout` has chosen their places."""
@@ -110,6 +110,18 @@ class NativeStep:
         self._units = [unit.settle(bound.scratch) for unit in bound.units]
         self._learning = [unit for unit, learns in zip(self._units, bound.learns, strict=True) if learns]
         self._logits = next(unit for unit in self._units if isinstance(unit, Logits | Scores))
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Make the units' actions two lists, in which kernels that follow one another run in one go."""
+        backward = reversed(self._learning)
+        self._forward = in_one_go(action for unit in self._units for action in unit.forward)
+        self._backward = in_one_go(action for unit in backward for action in unit.backward)
+
+    @property
+    def programs(self) -> list[Program]:
+        """For measurements."""
+        return [each for each in (*self._forward, *self._backward) if isinstance(each, Program)]
 
     def run(self, number: int, images: NDArray[np.uint8], answers: Answers) -> tuple[float, int]:
         """Train on a batch; its mean loss, and how many answers were right."""
@@ -118,13 +130,14 @@ class NativeStep:
         bound.image.buffer.put(np.ascontiguousarray(images).reshape(-1))
         bound.answers.put(np.ascontiguousarray(answers).reshape(-1))
         try:
-            for tensor, scale in zip(bound.quantized, bound.side.scales(), strict=True):
-                tensor.scale = scale
+            bound.side.find_scales()
             for unit in self._units:
-                unit.forward()
+                unit.prepare()
+            for act in self._forward:
+                act()
             bound.side.track(bound.statistics.array)
-            for unit in reversed(self._learning):
-                unit.backward()
+            for act in self._backward:
+                act()
             bound.side.update()
         finally:
             bound.image.buffer.drop()

@@ -15,11 +15,10 @@ from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.kernels.tensors import Conv
-from fedmpq.model.activations import code_bounds
 from fedmpq.model.quantized import identity_layer
-from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor
 from fedmpq.training.native_plan import NormUnit
-from fedmpq.training.normalization import BoundNormMap, SideGradients, require_finite_map
+from fedmpq.training.normalization import BoundNormMap, SideGradients
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,7 @@ class NormForward:
         source = binding.tensors[unit.source]
         channels = source.shape[0]
         conv = Conv.over(source.images, source.shape, out_channels=channels, groups=channels)
-        quantizer = unit.quantizer.op
-        target = binding.new_tensor(
-            source.images, source.shape, *code_bounds(quantizer.bits, quantizer.signed)
-        )
+        target = binding.quantized_tensor(source.images, source.shape, unit.quantizer)
         binding.tensors[unit.output] = target
         binding.sparing.add(unit.output)
         layer = identity_layer(channels)
@@ -56,7 +52,7 @@ class NormForward:
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, threads, acc, sums))
         ones = np.ones(channels, np.float32)
         norm_map = BoundNormMap(conv, scale, None, source, target, binding, unit.norm, ones)
-        compute = norm_map.bind(binding)
+        compute = norm_map.bind(binding, f"{unit.norm.name!r}")
         requantize = binding.bind(
             bound.requantize(acc, _extent(conv), norm_map.rescale, target.pairs, threads, target.buffer)
         )
@@ -72,6 +68,7 @@ class NormForward:
                 conv,
                 self.source.codes,
                 self.weights,
+                None,
                 error,
                 maps.rescale,
                 maps.normalize,
@@ -129,27 +126,15 @@ class BoundNorm:
         return Norm(self.forward, self.backward)
 
 
-class Norm:
+class Norm(StepUnit):
     """A BatchNorm of codes with its rounding, ready to run."""
 
     def __init__(self, forward: NormForward, backward: NormBackward | None) -> None:
-        self.bound, self._back = forward, backward
-        self._name = f"{forward.unit.norm.name!r}"
-
-    def forward(self) -> None:
-        this = self.bound
-        this.multiply()
-        require_finite_map(this.compute, self._name)
-        this.requantize()
-
-    def backward(self) -> None:
-        this = self._back
-        assert this is not None
-        this.sum_up()
-        this.side.compute()
-        this.turn()
-        if this.add_errors is not None:
-            this.add_errors()
+        self.bound = forward
+        self.forward = forward.multiply, forward.compute, forward.requantize
+        if backward is not None:
+            added = () if backward.add_errors is None else (backward.add_errors,)
+            self.backward = backward.sum_up, backward.side.compute, backward.turn, *added
 
 
 def _extent(conv: Conv) -> FedmpqExtent:

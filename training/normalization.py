@@ -28,7 +28,6 @@ from fedmpq.model.graph import BatchNorm, Node
 from fedmpq.training.arena import StepBuffer
 from fedmpq.training.binding import Binding, Tensor
 from fedmpq.training.native_plan import Quantizer
-from fedmpq.training.side_tensors import NotFinite
 
 Vector = NDArray[np.float32]
 
@@ -56,9 +55,10 @@ class BoundMap:
         self._struct = FedmpqChannelMap(channels=channels)
         self._point(scale=scale, offset=offset, t_scale=t_scale, t_shift=t_shift)
 
-    def bind(self, binding: Binding) -> Call:
-        """The call that computes the map of the step under way."""
-        return binding.bind(bound_maps.map_channels(self._struct, *self._between))
+    def bind(self, binding: Binding, layer: str) -> Call:
+        """The call that computes the map of the step under way; `layer` is what an error is told of."""
+        call = bound_maps.map_channels(self._struct, *self._between)
+        return binding.bind(call, f"the scale of {layer}")
 
     def _point(self, **vectors: Memory | None) -> None:
         for field, vector in vectors.items():
@@ -116,8 +116,7 @@ class SideGradients:
         self.means: tuple[StepBuffer, StepBuffer] = (first, second)
         """Of the errors and of the errors times the normalized values, by channel; 0 without BatchNorm."""
         shift, scale = (*learnt, None, None)[:2]
-        self._layer = layer
-        self._call = binding.bind(
+        self.compute = binding.bind(
             bound_maps.side_gradients(
                 binding.scratch.sums,
                 channels,
@@ -127,19 +126,6 @@ class SideGradients:
                 shift,
                 scale,
                 self.means,
-            )
+            ),
+            f"the error of {layer}",
         )
-
-    def compute(self) -> None:
-        try:
-            self._call()
-        except FloatingPointError:
-            raise NotFinite(f"the error of {self._layer} is not finite") from None
-
-
-def require_finite_map(compute: Call, what: str) -> None:
-    """Compute a map; one that is not finite is an error that says whose it is."""
-    try:
-        compute()
-    except FloatingPointError:
-        raise NotFinite(f"the scale of {what} is not finite") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_float
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.tensors import Pool as Pooling
 from fedmpq.model.pools import Windows, windows_of
-from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor
 from fedmpq.training.native_plan import FlattenUnit, PoolUnit
 
 Vector = NDArray[np.float32]
@@ -37,12 +38,12 @@ class PoolForward:
         windows = windows_of(unit.op, source.shape)
         spans = ([(span.start, span.stop) for span in each] for each in (windows.rows, windows.columns))
         pool = Pooling.over(source.images, source.shape, *spans)
-        low, high = source.low, source.high
+        low, high, number = source.low, source.high, source.number
         if not unit.takes_greatest:
             averaged = source.form.averaged()
-            low, high = averaged.low, averaged.high
+            low, high, number = averaged.low, averaged.high, c_float()
         shape = pool.channels, pool.out_height, pool.out_width
-        target = binding.new_tensor(source.images, shape, low, high)
+        target = binding.new_tensor(source.images, shape, low, high, number)
         binding.tensors[unit.output] = target
         multipliers, threads = np.zeros(pool.pixels, np.float32), binding.threads
         run = (
@@ -74,28 +75,22 @@ class PoolForward:
         return np.float32(1) / self.windows.sizes().astype(np.float32).reshape(-1)
 
 
-class Pool:
-    """The greatest or the mean under a window."""
+class Pool(StepUnit):
+    """The greatest or the mean under a window; the greatest keeps the scale."""
 
     def __init__(self, forward: PoolForward, backward: tuple[Call, ...]) -> None:
-        self.bound, self._backward = forward, backward
+        self.bound = forward
+        self.forward, self.backward = (forward.run,), backward
 
     def settle(self, scratch: Scratch) -> Pool:
         return self
 
-    def forward(self) -> None:
+    def prepare(self) -> None:
         this = self.bound
-        if this.unit.takes_greatest:
-            this.target.scale = this.source.scale
-        else:
+        if not this.unit.takes_greatest:
             form = this.source.form
             this.target.scale = float(form.averaged().scale)
             this.multipliers[...] = form.averaging(this.windows.sizes()).reshape(-1)
-        this.run()
-
-    def backward(self) -> None:
-        for call in self._backward:
-            call()
 
 
 @dataclass(frozen=True)
@@ -114,9 +109,9 @@ class FlattenForward:
         in_place = source.shape[1:] == (1, 1)
         shape = source.elements, 1, 1
         if in_place:
-            target = Tensor(source.buffer, source.low, source.high, source.images, shape)
+            target = Tensor(source.buffer, source.low, source.high, source.images, shape, source.number)
         else:
-            target = binding.new_tensor(source.images, shape, source.low, source.high)
+            target = binding.new_tensor(source.images, shape, source.low, source.high, source.number)
             binding.layout.use(source.buffer, target.buffer)
         binding.tensors[unit.output] = target
         return cls(unit, source, target, in_place)
@@ -141,33 +136,33 @@ class FlattenBackward:
     add: Call | None
 
 
-class Flattening:
+class Flattening(StepUnit):
     """Channels, then rows, then columns."""
 
     def __init__(self, forward: FlattenForward, backward: FlattenBackward | None) -> None:
-        self.bound, self._back = forward, backward
+        self.bound = forward
+        self.forward = () if forward.in_place else (self._turn,)
+        self._back = backward
+        if backward is not None:
+            added = () if backward.add is None else (backward.add,)
+            self.backward = added if forward.in_place else (self._turn_errors, *added)
 
     def settle(self, scratch: Scratch) -> Flattening:
         return self
 
-    def forward(self) -> None:
+    def _turn(self) -> None:
         source, target = self.bound.source, self.bound.target
-        target.scale = source.scale
-        if not self.bound.in_place:
-            channels, height, width = source.shape
-            rows = source.unpaired().reshape(-1, height, width, channels)
-            codes = rows.transpose(0, 3, 1, 2).reshape(source.images, -1)
-            target.buffer.array[...] = _paired(codes, target.pairs)
+        channels, height, width = source.shape
+        rows = source.unpaired().reshape(-1, height, width, channels)
+        codes = rows.transpose(0, 3, 1, 2).reshape(source.images, -1)
+        target.buffer.array[...] = _paired(codes, target.pairs)
 
-    def backward(self) -> None:
+    def _turn_errors(self) -> None:
         back = self._back
         assert back is not None
-        if not self.bound.in_place:
-            channels, height, width = self.bound.source.shape
-            turned = back.error.array.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
-            np.copyto(back.out.array.reshape(turned.shape), turned)
-        if back.add is not None:
-            back.add()
+        channels, height, width = self.bound.source.shape
+        turned = back.error.array.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+        np.copyto(back.out.array.reshape(turned.shape), turned)
 
 
 def _paired(codes: NDArray[np.uint8], pairs: bool) -> NDArray[np.uint8]:

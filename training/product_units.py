@@ -13,15 +13,14 @@ from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.kernels.tensors import Conv
-from fedmpq.model.activations import code_bounds
 from fedmpq.model.native_products import conv_of
 from fedmpq.training.arena import StepBuffer
-from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor
 from fedmpq.training.learner import Learner
 from fedmpq.training.losses import bind_loss
 from fedmpq.training.native_layer import TrainedLayer
 from fedmpq.training.native_plan import ProductUnit, Quantizer
-from fedmpq.training.normalization import BoundMap, BoundNormMap, SideGradients, require_finite_map
+from fedmpq.training.normalization import BoundMap, BoundNormMap, SideGradients
 from fedmpq.training.side_tensors import NotFinite, all_finite
 
 Vector = NDArray[np.float32]
@@ -35,6 +34,8 @@ class Kept:
     """Accumulators as 16-bit numbers for the backward pass, if there is room for them."""
 
     buffer: StepBuffer
+    fit: NDArray[np.int32]
+    """1 if they are small enough in the step under way, else 0: then they are computed again."""
     keep: Call
 
 
@@ -63,8 +64,7 @@ class ProductForward:
         source, layer = binding.tensors[unit.source], binding.layers[unit.node.name]
         conv = conv_of(unit.op, source.images, *source.shape[1:])
         shape = conv.out_channels, conv.out_height, conv.out_width
-        bounds = code_bounds(quantizer.op.bits, quantizer.op.signed)
-        target = binding.new_tensor(conv.images, shape, *bounds)
+        target = binding.quantized_tensor(conv.images, shape, quantizer)
         binding.tensors[unit.output] = target
         binding.sparing.add(unit.output)
         weights = binding.layout.buffer(conv.weights, np.int8)
@@ -74,7 +74,7 @@ class ProductForward:
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, sums))
         kept = None if unit.output in binding.unlearnt else _bind_keeping(conv, acc, binding)
         channel_map = _bind_map(unit, conv, layer, source, target, binding)
-        compute = channel_map.bind(binding)
+        compute = channel_map.bind(binding, f"layer {unit.node.name!r}")
         requantize = binding.bind(
             bound.requantize(
                 acc, _extent(conv), channel_map.rescale, target.pairs, binding.threads, target.buffer
@@ -88,7 +88,21 @@ class ProductForward:
         error = binding.errors.pop(self.unit.output)
         shared = any(other is error for other in binding.errors.values())
         acc = layout.buffer(conv.images * conv.outputs, np.int32)
-        sum_up, sum_kept = self._bind_sums(error, acc, binding)
+        kept = None if self.kept is None else (self.kept.buffer, self.kept.fit)
+        sum_up = binding.bind(
+            bound.conv_backward_sums(
+                conv,
+                self.source.codes,
+                self.weights,
+                kept,
+                error,
+                this_map.rescale,
+                this_map.normalize,
+                threads,
+                acc,
+                binding.scratch.sums,
+            )
+        )
         name = f"layer {self.unit.node.name!r}"
         side = SideGradients(
             name, conv, self.quantizer, self._side_gradients(binding), self.unit.norm, binding
@@ -110,24 +124,10 @@ class ProductForward:
             )
         )
         learner = Learner(self.unit, conv, self.weights, turned, greatest, conv.images, binding)
-        return BoundProduct(self, ProductBackward(sum_up, sum_kept, side, turn, learner))
+        return BoundProduct(self, ProductBackward(sum_up, side, turn, learner))
 
     def forward_only(self) -> BoundProduct:
         return BoundProduct(self, None)
-
-    def _bind_sums(self, error: Buffer, acc: StepBuffer, binding: Binding) -> tuple[Call, Call | None]:
-        """The calls that sum errors up by channel: with products computed again, and with those kept."""
-        conv, maps, sums = self.conv, (self.map.rescale, self.map.normalize), binding.scratch.sums
-        again = bound.conv_backward_sums(
-            conv, self.source.codes, self.weights, error, *maps, binding.threads, acc, sums
-        )
-        binding.bind(again)
-        if self.kept is None:
-            return again, None
-        kept = bound.kept_backward_sums(
-            self.kept.buffer, _extent(conv), error, *maps, binding.threads, acc, sums
-        )
-        return again, binding.bind(kept)
 
     def _side_gradients(self, binding: Binding) -> tuple[Vector, ...]:
         """Where gradients go that are sums over a channel; a bias before BatchNorm changes nothing."""
@@ -142,7 +142,7 @@ class ProductBackward:
     """The backward calls of a layer, bound."""
 
     sum_up: Call
-    sum_kept: Call | None
+    """Errors by channel, with accumulators that were kept or computed again."""
     side: SideGradients
     turn: Call
     """Errors of the codes to errors of the accumulators."""
@@ -160,7 +160,7 @@ class BoundProduct:
         return Product(self.forward, self.backward)
 
 
-class Product:
+class Product(StepUnit):
     """A layer with its BatchNorm and its rounding, ready to run.
 
     The backward pass computes accumulators again, unless there was room to keep them as 16-bit numbers.
@@ -168,47 +168,26 @@ class Product:
 
     def __init__(self, forward: ProductForward, backward: ProductBackward | None) -> None:
         self.bound, self._backward = forward, backward
-        self._name = f"layer {forward.unit.node.name!r}"
-        self._keep = forward.kept.keep if forward.kept is not None and forward.kept.buffer.placed else None
-        self._sum_up: Call | None = None
-
-    @property
-    def _back(self) -> ProductBackward:
-        assert self._backward is not None, "nothing is learnt here"
-        return self._backward
+        keep = (forward.kept.keep,) if forward.kept is not None and self.has_room else ()
+        self.forward = forward.fetch, forward.multiply, *keep, forward.compute, forward.requantize
+        if backward is not None:
+            learning = backward.learner.actions
+            self.backward = backward.sum_up, backward.side.compute, backward.turn, *learning
 
     @property
     def learner(self) -> Learner:
-        return self._back.learner
+        assert self._backward is not None, "nothing is learnt here"
+        return self._backward.learner
 
     @property
     def has_room(self) -> bool:
         """Whether there is room to keep accumulators."""
-        return self._keep is not None
+        return self.bound.kept is not None and self.bound.kept.buffer.placed
 
     @property
     def is_kept(self) -> bool:
         """Whether the step under way has kept them."""
-        return self._sum_up is not None
-
-    def forward(self) -> None:
-        this = self.bound
-        this.fetch()
-        this.multiply()
-        self._sum_up = self._keep_if_small()
-        require_finite_map(this.compute, self._name)
-        this.requantize()
-
-    def _keep_if_small(self) -> Call | None:
-        """Keep the accumulators, if there is room and they fit 16 bits; what then sums up errors."""
-        return self._back.sum_kept if self._keep is not None and self._keep() == 1 else None
-
-    def backward(self) -> None:
-        this = self._back
-        (self._sum_up or this.sum_up)()
-        this.side.compute()
-        this.turn()
-        this.learner.learn()
+        return self.bound.kept is not None and bool(self.bound.kept.fit[0])
 
 
 @dataclass(frozen=True)
@@ -262,13 +241,11 @@ class LogitsForward:
     def bind_backward(self, binding: Binding) -> BoundLogits:
         conv, side, bias = self.conv, binding.side, f"{self.unit.node.name}.bias"
         error = binding.layout.buffer(conv.images * conv.outputs, np.uint16)
-        halve = binding.bind(
-            bound.halve_errors(self.gradient, conv.images, conv.out_channels, self.layer.scale, error)
-        )
-        greatest = np.zeros(1, np.float32)
+        rows, greatest = (conv.images, conv.out_channels), np.zeros(1, np.float32)
+        halve = binding.bind(bound.halve_errors(self.gradient, *rows, self.layer.scale, error, greatest))
         learner = Learner(self.unit, conv, self.weights, error, greatest, 1, binding)
         gradient = side.gradients[side.places[bias]] if self.unit.op.bias else None
-        return BoundLogits(self, halve, greatest, learner, gradient)
+        return BoundLogits(self, halve, learner, gradient)
 
     def forward_only(self) -> BoundLogits:
         raise AssertionError("the last unit has the loss, and its error")
@@ -281,8 +258,6 @@ class BoundLogits:
     forward: LogitsForward
     halve: Call
     """Gradients of the logits to bfloat16 errors of the accumulators."""
-    greatest: Vector
-    """The greatest magnitude of those, one element."""
     learner: Learner
     bias: Vector | None
     """The gradient of the layer's bias."""
@@ -291,19 +266,19 @@ class BoundLogits:
         return Logits(self)
 
 
-class Logits:
+class Logits(StepUnit):
     """The last layer and the loss, ready to run."""
 
     def __init__(self, both: BoundLogits) -> None:
-        self.bound, self.learner, self._back = both.forward, both.learner, both
+        self.bound, self.learner, self._bias = both.forward, both.learner, both.bias
         conv = self.bound.conv
         self._rows: Vector = self.bound.gradient.array.reshape(conv.images, conv.out_channels)
         self.loss, self.right = 0.0, 0
+        self.forward = self.bound.fetch, self.bound.multiply, self._judge
+        self.backward = self._sum_up, both.halve, *both.learner.actions
 
-    def forward(self) -> None:
+    def _judge(self) -> None:
         this = self.bound
-        this.fetch()
-        this.multiply()
         np.multiply(this.layer.scale, np.float32(this.source.scale), this.scale.array)
         if not all_finite(this.scale.array):
             raise NotFinite(f"the scale of layer {this.unit.node.name!r} is not finite")
@@ -312,19 +287,18 @@ class Logits:
         if not math.isfinite(self.loss):
             raise NotFinite(f"the loss is {self.loss}")
 
-    def backward(self) -> None:
-        if self._back.bias is not None:
+    def _sum_up(self) -> None:
+        if self._bias is not None:
             # One image after the other: a sum in another order is another number.
-            self._back.bias[...] = np.add.accumulate(self._rows)[-1]
-        self._back.greatest[0] = self._back.halve()
-        self.learner.learn()
+            self._bias[...] = np.add.accumulate(self._rows)[-1]
 
 
 def _bind_keeping(conv: Conv, acc: Buffer, binding: Binding) -> Kept | None:
     if conv.weights // conv.out_channels < _WORTH_KEEPING:
         return None
-    buffer = binding.layout.spare_buffer(conv.images * conv.outputs, np.int16)
-    return Kept(buffer, binding.bind(bound.keep(acc, conv.images, conv.outputs, binding.threads, buffer)))
+    buffer, fit = binding.layout.spare_buffer(conv.images * conv.outputs, np.int16), np.zeros(1, np.int32)
+    keep = bound.keep(acc, conv.images, conv.outputs, binding.threads, buffer, fit)
+    return Kept(buffer, fit, binding.bind(keep))
 
 
 def _bind_weights(conv: Conv, layer: TrainedLayer, weights: StepBuffer, binding: Binding) -> Call:

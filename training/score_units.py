@@ -10,7 +10,7 @@ import numpy as np
 from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.training.arena import StepBuffer
-from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor
 from fedmpq.training.losses import bind_loss
 from fedmpq.training.native_plan import ScoreUnit
 from fedmpq.training.side_tensors import NotFinite
@@ -45,7 +45,8 @@ class ScoresForward:
         images, classes = self.source.images, self.source.elements
         error = binding.layout.buffer(images * classes, np.uint16)
         ones = np.ones(classes, np.float32)
-        halve = binding.bind(bound.halve_errors(self.gradient, images, classes, ones, error))
+        greatest = np.zeros(1, np.float32)
+        halve = binding.bind(bound.halve_errors(self.gradient, images, classes, ones, error, greatest))
         binding.deliver(self.unit.source, error)
         return Scores(self, halve)
 
@@ -53,17 +54,18 @@ class ScoresForward:
         raise AssertionError("the last unit has the loss, and its error")
 
 
-class Scores:
+class Scores(StepUnit):
     """The loss of codes, ready to run."""
 
     def __init__(self, forward: ScoresForward, halve: Call) -> None:
-        self.bound, self._halve = forward, halve
+        self.bound = forward
         self.loss, self.right = 0.0, 0
+        self.forward, self.backward = (self._judge,), (halve,)
 
     def settle(self, scratch: Scratch) -> Scores:
         return self
 
-    def forward(self) -> None:
+    def _judge(self) -> None:
         this = self.bound
         np.add(this.source.unpaired().reshape(-1), np.int32(this.source.low), this.codes.array)
         this.scale.array[...] = this.source.scale
@@ -71,6 +73,3 @@ class Scores:
         self.loss = float(this.loss.array[0])
         if not math.isfinite(self.loss):
             raise NotFinite(f"the loss is {self.loss}")
-
-    def backward(self) -> None:
-        self._halve()

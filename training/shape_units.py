@@ -12,7 +12,7 @@ from fedmpq.kernels.call import Call
 from fedmpq.kernels.prototypes import FedmpqExtent
 from fedmpq.model.activations import CodeFormat
 from fedmpq.model.rearrangements import places, rearranged_shape
-from fedmpq.training.binding import Binding, Scratch, Tensor
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor
 from fedmpq.training.native_plan import ConcatUnit, RearrangeUnit
 
 
@@ -80,27 +80,23 @@ class ConcatForward:
         return Concatenation(self, ())
 
 
-class Concatenation:
+class Concatenation(StepUnit):
     """The channels of several values, in one format."""
 
     def __init__(self, forward: ConcatForward, backward: tuple[Call, ...]) -> None:
-        self.bound, self._backward = forward, backward
+        self.bound = forward
+        self.forward, self.backward = tuple(part.join for part in forward.parts), backward
 
     def settle(self, scratch: Scratch) -> Concatenation:
         return self
 
-    def forward(self) -> None:
+    def prepare(self) -> None:
         parts = self.bound.parts
         formats = [_format(part.source) for part in parts]
         joined = CodeFormat.joined(formats)
         self.bound.target.scale = float(joined.scale)
         for part, form in zip(parts, formats, strict=True):
             part.multiplier.value = float(form.joining(joined))
-            part.join()
-
-    def backward(self) -> None:
-        for call in self._backward:
-            call()
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,9 @@ class RearrangeForward:
     def bind(cls, unit: RearrangeUnit, binding: Binding) -> RearrangeForward:
         source = binding.tensors[unit.source]
         channels, height, width = rearranged_shape(unit.op, source.shape)
-        target = binding.new_tensor(source.images, (channels, height, width), source.low, source.high)
+        target = binding.new_tensor(
+            source.images, (channels, height, width), source.low, source.high, source.number
+        )
         table = places(unit.op, source.shape)
         run = bound_shapes.rearrange(
             source.codes, source.images, source.elements, table, binding.threads, target.buffer
@@ -142,22 +140,15 @@ class RearrangeForward:
         return Rearranging(self, ())
 
 
-class Rearranging:
-    """Codes in other places."""
+class Rearranging(StepUnit):
+    """Codes in other places, of the same scale."""
 
     def __init__(self, forward: RearrangeForward, backward: tuple[Call, ...]) -> None:
-        self.bound, self._backward = forward, backward
+        self.bound = forward
+        self.forward, self.backward = (forward.run,), backward
 
     def settle(self, scratch: Scratch) -> Rearranging:
         return self
-
-    def forward(self) -> None:
-        self.bound.target.scale = self.bound.source.scale
-        self.bound.run()
-
-    def backward(self) -> None:
-        for call in self._backward:
-            call()
 
 
 def _extent(tensor: Tensor) -> FedmpqExtent:

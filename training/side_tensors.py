@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from ctypes import c_float
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,7 @@ class SideTensors:
         self.gradients = np.zeros_like(self.values)
         self._frozen = [self.places[name] for name in frozen if name in self.places]
         self._bounds, self._highs = _limits(self.quantizers)
+        self._scales = np.zeros_like(self._highs)
         norms = [unit.norm for unit in products if unit.norm is not None]
         self.running_places = _places(side, [f"{n.name}.{part}" for part in _RUNNING for n in norms])
         self._running = np.zeros(_length(self.running_places), np.float32)
@@ -82,11 +84,15 @@ class SideTensors:
         """How many running statistics there are."""
         return len(self._running)
 
-    def scales(self) -> list[float]:
-        """The scale of the codes behind each quantizer: `min(max(clip, MIN_CLIP), bound) / greatest code`."""
+    def find_scales(self) -> None:
+        """Of the codes behind each quantizer: `min(max(clip, MIN_CLIP), bound) / greatest code`."""
         clips = np.minimum(np.maximum(self._clips, MIN_CLIP), self._bounds)
-        scales: list[float] = (clips / self._highs).tolist()
-        return scales
+        np.divide(clips, self._highs, self._scales)
+
+    def scale_of(self, quantizer: Quantizer) -> c_float:
+        """Where `find_scales` puts the scale of the codes behind a quantizer."""
+        number = self.quantizers.index(quantizer)
+        return c_float.from_buffer(self._scales.data, number * self._scales.itemsize)
 
     def clip_gradient(self, quantizer: Quantizer) -> Vector:
         """Where the gradient of a quantizer's clip goes: one element."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from ctypes import c_float
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
-from fedmpq.model.activations import code_bounds
 from fedmpq.training.arena import StepBuffer
-from fedmpq.training.binding import Binding, Scratch, Tensor, single
+from fedmpq.training.binding import Binding, Scratch, StepUnit, Tensor
 from fedmpq.training.native_plan import SumUnit
-from fedmpq.training.side_tensors import NotFinite
 
 
 @dataclass(frozen=True)
@@ -29,9 +25,8 @@ class SumForward:
     target: Tensor
     states: StepBuffer
     """Where each sum fell: inside the range of codes, above or below."""
-    left_scale: c_float
-    right_scale: c_float
-    step: c_float
+    quotient: c_float
+    """What codes alone are multiplied by: their scale over that of the sum."""
     add: Call
     next_spares: bool
     """Whether the unit before, which is next in the backward pass, reads this sum's error and spares it."""
@@ -41,19 +36,22 @@ class SumForward:
         last = next(reversed(binding.tensors))
         left, *others = (binding.tensors[name] for name in unit.sources)
         right = others[0] if others else None
-        op = unit.quantizer.op
-        target = binding.new_tensor(left.images, left.shape, *code_bounds(op.bits, op.signed))
+        target = binding.quantized_tensor(left.images, left.shape, unit.quantizer)
         binding.tensors[unit.output] = target
         states = binding.layout.buffer(left.images * -(-left.elements // 4), np.uint8)
-        left_scale, right_scale, step = c_float(), c_float(), c_float()
+        quotient = c_float()
+        # Codes alone are a sum with nothing, and the integer program multiplies them by one quotient.
+        scales = (quotient, c_float(0), c_float(1))
+        if right is not None:
+            scales = (left.number, right.number, target.number)
         add = bound.add(
             left.codes,
-            left_scale,
+            scales[0],
             (right or left).codes,
-            right_scale,
+            scales[1],
             left.images,
             left.elements,
-            step,
+            scales[2],
             target.low,
             target.high,
             target.pairs,
@@ -62,8 +60,8 @@ class SumForward:
             states,
         )
         spares = last in unit.sources and last in binding.sparing
-        scales = left_scale, right_scale, step
-        return cls(unit, left, right, target, states, *scales, binding.bind(add), spares)
+        binding.bind(add, f"the scale of {unit.output!r}")
+        return cls(unit, left, right, target, states, quotient, add, spares)
 
     def bind_backward(self, binding: Binding) -> Sum:
         layout, target, sources = binding.layout, self.target, self.unit.sources
@@ -72,17 +70,18 @@ class SumForward:
         passing = bound.pass_error(
             self.states, target.images, target.elements, binding.threads, error, clipped
         )
-        binding.bind(passing)
-        layout.use(clipped)
+        clip = bound.clip_gradient(
+            clipped, self.unit.quantizer.op.signed, binding.side.clip_gradient(self.unit.quantizer)
+        )
+        calls = binding.bind(passing), binding.bind(clip)
         copy = None
         adds = []
         if len(sources) == 2:
             copy = self._copy_of(error, binding)
             adds.append(binding.deliver(sources[1], error if copy is None else copy))
         adds.append(binding.deliver(sources[0], error))
-        calls = tuple(add for add in adds if add is not None)
-        clip = binding.side.clip_gradient(self.unit.quantizer)
-        return Sum(self, SumBackward(passing, clipped, error, copy, calls, clip))
+        added = tuple(add for add in adds if add is not None)
+        return Sum(self, SumBackward(*calls, error, copy, added))
 
     def forward_only(self) -> Sum:
         return Sum(self, None)
@@ -107,44 +106,32 @@ class SumBackward:
     """The backward calls of a sum, bound."""
 
     pass_error: Call
-    clipped: StepBuffer
-    """The sums of errors that were clipped above and below."""
+    clip: Call
+    """The gradient of the quantizer's clip."""
     error: Buffer
     copy: StepBuffer | None
     """The error again, for a second source that must have its own."""
     add_errors: tuple[Call, ...]
-    clip: NDArray[np.float32]
-    """The gradient of the quantizer's clip, one element."""
+
+    def make_copy(self) -> None:
+        assert self.copy is not None
+        np.copyto(self.copy.array, self.error.array)
 
 
-class Sum:
+class Sum(StepUnit):
     """An addition of codes, or codes alone, rounded anew."""
 
     def __init__(self, forward: SumForward, backward: SumBackward | None) -> None:
         self.bound, self.backward_bound = forward, backward
+        self.forward = (forward.add,)
+        if backward is not None:
+            copied = () if backward.copy is None else (backward.make_copy,)
+            self.backward = backward.pass_error, backward.clip, *copied, *backward.add_errors
 
     def settle(self, scratch: Scratch) -> Sum:
         return self
 
-    def forward(self) -> None:
+    def prepare(self) -> None:
         this = self.bound
-        left, target = this.left.scale, this.target.scale
-        right = 0.0 if this.right is None else this.right.scale
         if this.right is None:
-            # Codes alone are a sum with nothing, and the integer program multiplies them by one quotient.
-            left, target = single(left / target), 1.0
-        if not math.isfinite(single(max(left, right) / target)):
-            raise NotFinite(f"the scale of {this.unit.output!r} is not finite")
-        this.left_scale.value, this.right_scale.value, this.step.value = left, right, target
-        this.add()
-
-    def backward(self) -> None:
-        this = self.backward_bound
-        assert this is not None
-        this.pass_error()
-        above, below = this.clipped.array.tolist()
-        this.clip[0] = above - below if self.bound.unit.quantizer.op.signed else above
-        if this.copy is not None:
-            np.copyto(this.copy.array, this.error.array)
-        for add in this.add_errors:
-            add()
+            this.quotient.value = this.left.scale / this.target.scale

@@ -69,7 +69,7 @@ def function_check(name: str, prototype: prototypes.Prototype) -> str:
 CHECKS = """
 #include <cstddef>
 #include <type_traits>
-#include "fedmpq/training.h"
+#include "fedmpq/program.h"
 template <class T> struct plain_of { using type = T; };
 template <class T> struct plain_of<const T*> { using type = T*; };
 template <class T> using plain = typename plain_of<T>::type;
@@ -94,6 +94,16 @@ def test_the_prototypes_are_those_of_the_headers() -> None:
     )
 
 
+def test_a_program_can_call_the_functions_that_return_a_status() -> None:
+    listed = c_interface.render_functions(c_interface.TRAINING.read_text())
+    assert c_interface.FUNCTIONS.read_text() == listed, (
+        "kernels/src/train/functions.inc is older than training.h: run `python -m tools.c_interface`"
+    )
+    assert "FEDMPQ_FUNCTION(fedmpq_conv_forward)" in listed
+    assert "force_bit_serial" not in listed
+    assert "fedmpq_run" not in listed
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -102,7 +112,7 @@ def test_the_prototypes_are_those_of_the_headers() -> None:
         ("const FedmpqExtent* extent, const FedmpqRescale* rescale,\n", "const FedmpqExtent* extent,\n"),
         ("const float *scale, *shift;", "const double *scale, *shift;"),
         ("int32_t pairs, zero;", "int64_t pairs, zero;"),
-        ("FEDMPQ_API float fedmpq_halve_errors", "FEDMPQ_API double fedmpq_halve_errors"),
+        ("FEDMPQ_API void fedmpq_force_bit_serial", "FEDMPQ_API double fedmpq_force_bit_serial"),
     ],
 )
 def test_a_type_changed_in_a_header_changes_the_prototypes(before: str, after: str) -> None:

@@ -51,10 +51,10 @@ def forward(conv: Conv, sums: Any = None) -> Call:
     return bound.conv_forward(conv, codes(), weights, 2, acc, sums)
 
 
-def backward_sums(conv: Conv) -> Call:
+def backward_sums(conv: Conv, kept: Any = None) -> Call:
     weights, acc, error = np.ones(4096, np.int8), np.zeros(4096, np.int32), np.zeros(4096, np.uint16)
     normalize, sums = Normalize(floats(64), floats(64)), np.zeros(256)
-    return bound.conv_backward_sums(conv, codes(), weights, error, rescale(), normalize, 2, acc, sums)
+    return bound.conv_backward_sums(conv, codes(), weights, kept, error, rescale(), normalize, 2, acc, sums)
 
 
 def backward_input(conv: Conv) -> Call:
@@ -267,14 +267,21 @@ def test_a_zero_that_is_no_code_is_refused(zero: int) -> None:
             call()
 
 
+def test_kept_accumulators_of_a_layer_that_cannot_be_are_refused() -> None:
+    conv = window()
+    call = backward_sums(conv, (np.zeros(4096, np.int16), np.ones(1, np.int32)))
+    call()
+    conv.out_height = -1
+    with pytest.raises(KernelError, match="out_height=-1"):
+        call()
+
+
 def passes(extent: FedmpqExtent) -> list[Call]:
     acc, error, out = np.zeros(64, np.int32), np.zeros(64, np.uint16), np.zeros(64, np.uint16)
     normalize = Normalize(floats(64), floats(64))
     vectors = floats(64), floats(64), floats(64)
-    kept = np.zeros(64, np.int16)
     return [
         bound.requantize(acc, extent, rescale(), False, 1, np.zeros(64, np.uint8)),
-        bound.kept_backward_sums(kept, extent, error, rescale(), normalize, 1, acc, np.zeros(256)),
         bound.backward_error(acc, error, extent, rescale(), normalize, *vectors, 1, out, floats(64)),
     ]
 
@@ -331,7 +338,7 @@ def test_a_layer_that_cannot_be_is_not_updated(name: str, value: int) -> None:
     given = {"bits": 4, "weight_decay": 0.0, "momentum": 0.9, "buffer": MomentumBuffer.zeros(8, 32)}
     update = CodeUpdate.of(8, step=floats(1), rate=floats(1), counter=Counter(0, 0, 0, 0, 0), **given)  # type: ignore[arg-type]
     held = np.full(8, 7, np.uint8)
-    call = bound.update_codes(update, np.zeros(8, np.float32), held)
+    call = bound.update_codes(update, c_uint32(), np.zeros(8, np.float32), held)
     call()
     setattr(update, name, value)
     with pytest.raises(KernelError, match=f"{name}={value}"):
@@ -344,7 +351,7 @@ def test_a_pull_beyond_every_code_moves_to_zero_and_no_further() -> None:
     update = CodeUpdate.of(8, step=floats(1), rate=floats(1), counter=Counter(0, 0, 0, 0, 0), **given)  # type: ignore[arg-type]
     update.pull_by(np.full(8, np.float32(3e38)))
     held = np.arange(8, 16, dtype=np.uint8)
-    bound.update_codes(update, np.zeros(8, np.float32), held)()
+    bound.update_codes(update, c_uint32(), np.zeros(8, np.float32), held)()
     assert held.tolist() == [8] * 8
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ctypes import c_uint32
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,13 +54,15 @@ def conv_backward_sums(
     normalized value, and of errors clipped above and below."""
     sums = np.empty((4, conv.out_channels), np.float64)
     normalize = Normalize(norm, bias)
-    bound.conv_backward_sums(conv, codes, weights, error, rescale, normalize, threads, acc, sums)()
+    bound.conv_backward_sums(conv, codes, weights, None, error, rescale, normalize, threads, acc, sums)()
     return sums
 
 
 def keep(acc: Sums, images: int, count: int, threads: int, kept: NDArray[np.int16]) -> bool:
     """Accumulators as 16-bit numbers; false if some are too large for that."""
-    return bool(bound.keep(acc, images, count, threads, kept)())
+    fit = np.full(1, 7, np.int32)
+    bound.keep(acc, images, count, threads, kept, fit)()
+    return bool(fit[0])
 
 
 def kept_backward_sums(
@@ -75,8 +79,10 @@ def kept_backward_sums(
 ) -> NDArray[np.float64]:
     """The same as `conv_backward_sums` from accumulators that were kept, in place of products."""
     sums = np.empty((4, channels), np.float64)
-    extent, normalize = FedmpqExtent(images, pixels, channels), Normalize(norm, bias)
-    bound.kept_backward_sums(kept, extent, error, rescale, normalize, threads, acc, sums)()
+    conv = Conv.over(images, (1, pixels, 1), out_channels=channels)
+    codes, weights = StoredCodes(np.zeros(images * pixels, np.uint8), False, 0), np.zeros(channels, np.int8)
+    held, normalize = (kept, np.ones(1, np.int32)), Normalize(norm, bias)
+    bound.conv_backward_sums(conv, codes, weights, held, error, rescale, normalize, threads, acc, sums)()
     return sums
 
 
@@ -198,7 +204,9 @@ def softmax_loss(
 def halve_errors(real: Floats, gain: Floats, error: Errors) -> float:
     """Errors `real * gain` as bfloat16; the greatest magnitude."""
     rows, channels = real.shape
-    return float(bound.halve_errors(real, rows, channels, gain, error)())
+    greatest = np.empty(1, np.float32)
+    bound.halve_errors(real, rows, channels, gain, error, greatest)()
+    return float(greatest[0])
 
 
 def update_codes(
@@ -229,7 +237,7 @@ def update_codes(
     )
     update.pull_by(pull)
     try:
-        bound.update_codes(update, gradient, codes)()
+        bound.update_codes(update, c_uint32(counter.step), gradient, codes)()
     except FloatingPointError:
         return False
     return True

@@ -61,26 +61,23 @@ class WatchedNative(NativeEngine):
         for unit in step._units:
             self._watch_codes(unit)
             self._watch_layer(unit)
+        step.arrange()
         return step
 
     def _watch_codes(self, unit: Any) -> None:
-        forward = unit.forward
-
         def watched() -> None:
-            forward()
-            if not isinstance(unit, Logits):
-                target = unit.bound.target
-                self.seen.codes[unit.bound.unit.output] = target.unpaired().astype(np.int64) + target.low
+            target = unit.bound.target
+            self.seen.codes[unit.bound.unit.output] = target.unpaired().astype(np.int64) + target.low
 
-        unit.forward = watched
+        if not isinstance(unit, Logits):
+            unit.forward = (*unit.forward, watched)
 
     def _watch_layer(self, unit: Any) -> None:
-        def watched() -> int:
+        def watched() -> None:
             self.seen.layers[unit.bound.unit.node.name] = unit.learner.gradient.array.copy()
-            return 0
 
         if isinstance(unit, Product | Logits):
-            unit.learner.update = watched  # type: ignore[assignment]
+            unit.backward = [watched if act is unit.learner.update else act for act in unit.backward]
 
     def _watch_side(self) -> None:
         side = self._side
@@ -289,11 +286,11 @@ def test_the_update_is_the_torch_engines_to_the_bit(
     }
     own, index = bound.update_codes, {i: node.name for i, node in enumerate(graph.layers)}
 
-    def watching(update: Any, gradient: Any, codes: Any) -> Call:
+    def watching(update: Any, step: Any, gradient: Any, codes: Any) -> Call:
         def watch() -> None:
-            reference[index[update.layer]].apply(gradient.array.copy(), update.step_number)
+            reference[index[update.layer]].apply(gradient.array.copy(), step.value)
 
-        return Watched(own(update, gradient, codes), before=watch)
+        return Watched(own(update, step, gradient, codes), before=watch)
 
     monkeypatch.setattr(bound, "update_codes", watching)
     engine = NativeEngine(1)

@@ -9,7 +9,7 @@
 // Functions return 0 or a status that kernels.h lists, unless they say otherwise. `threads` share the images; fewer do where
 // there are no more. The result does not depend on their number, nor on the instruction set. A batch may be empty.
 //
-// kernels/prototypes.py is generated from this file and kernels.h (`python -m tools.c_interface`).
+// kernels/prototypes.py is generated from the headers (`python -m tools.c_interface`).
 #ifndef FEDMPQ_TRAINING_H
 #define FEDMPQ_TRAINING_H
 
@@ -69,20 +69,17 @@ FEDMPQ_API void fedmpq_force_bit_serial(int32_t most_bits);
 
 // The accumulators again and, with t of the rescaling and g = error where low < t < high, else 0:
 // sums[0][o] = sum of g, sums[1][o] = sum of g * (acc * norm + bias), sums[2][o] = sum of errors with t >= high,
-// sums[3][o] = sum of errors with t <= low.
+// sums[3][o] = sum of errors with t <= low. Accumulators that were kept, and fit, take the place of products; both `kept` and
+// `fit` may be null.
 FEDMPQ_API int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
-                                             const uint16_t* error, const FedmpqRescale* rescale,
-                                             const FedmpqNormalize* normalize, int32_t threads, int32_t* acc,
-                                             double* sums);
-
-// Accumulators as 16-bit numbers for the backward pass. Returns 1, 0 if some are too large for that: what is in `kept`
-// then means nothing, or a status.
-FEDMPQ_API int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept);
-
-// The same as fedmpq_conv_backward_sums from accumulators that were kept, in place of products.
-FEDMPQ_API int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqExtent* extent, const uint16_t* error,
+                                             const int16_t* kept, const int32_t* fit, const uint16_t* error,
                                              const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
                                              int32_t threads, int32_t* acc, double* sums);
+
+// Accumulators as 16-bit numbers for the backward pass. *fit = 1, or 0 if some are too large for that: what is in `kept` then
+// means nothing.
+FEDMPQ_API int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept,
+                               int32_t* fit);
 
 // Dropout: a number u in [0, 1) belongs to each element of an image, in the order of its codes, or, if `whole` is not 0, to
 // each channel. Codes with u < rate become 0 and so do their errors; other errors are multiplied by factor. The numbers of
@@ -155,10 +152,14 @@ FEDMPQ_API int32_t fedmpq_quantize_error(const uint16_t* error, int32_t images, 
                                          uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1, int32_t threads, int8_t* out);
 
 // code = clamp(rint((left * left_scale + right * right_scale) / step), low, high) and, in two bits each, where it fell:
-// 0 inside, 1 above, 2 below. Element i of an image's n has bits 2 * (i / q) and up of byte i % q, q = ceil(n/4).
+// 0 inside, 1 above, 2 below. Element i of an image's n has bits 2 * (i / q) and up of byte i % q, q = ceil(n/4). Returns 0, a
+// status, or -3 if a scale in steps is not finite.
 FEDMPQ_API int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const FedmpqCodes* right, float right_scale,
                               int32_t images, int64_t count, float step, float low, float high, int32_t pairs,
                               int32_t threads, uint8_t* out, uint8_t* states);
+
+// *clip = the gradient of a clip from what was clipped above it, clipped[0], less, if `below` is not 0, what was clipped below.
+FEDMPQ_API int32_t fedmpq_clip_gradient(const double* clipped, int32_t below, float* clip);
 
 // Zeroes errors that fell outside; clipped[0] = sum of those above, clipped[1] = below.
 FEDMPQ_API int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, int32_t threads, uint16_t* error,
@@ -235,8 +236,9 @@ FEDMPQ_API int32_t fedmpq_sigmoid_loss(const int32_t* acc, int32_t samples, int3
 FEDMPQ_API int32_t fedmpq_squared_loss(const int32_t* acc, int32_t samples, int32_t outputs, const float* scale,
                                        const float* bias, const float* targets, float* gradient, double* loss);
 
-// error = real * gain; returns the greatest magnitude, or a status
-FEDMPQ_API float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error);
+// error = real * gain, *greatest = the greatest magnitude
+FEDMPQ_API int32_t fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error,
+                                       float* greatest);
 
 // One update of a layer's codes (training/update.py states the formulas). `rate` and `step` have one element per output
 // channel of `row` weights each, or one in all (row == count). The uniform numbers of the move are those of
@@ -251,12 +253,13 @@ typedef struct {
   float* momentum_scales;    // float[ceil(count/128)] if 8 bits
   int8_t* fractions;         // the carried rule: int8[count], 256ths of a code beside each; null: the paper's rule
   const float* pull;         // the paper's Lasso: codes towards zero for each of 2^(bits-1) magnitudes, or null
-  uint32_t step_number, round, layer, seed, client;
+  uint32_t round, layer, seed, client;
 } FedmpqUpdate;
 
 // Returns 0, a status, or -3 if the gradient holds NaN or infinity (the codes are then untouched) or its sum with the momentum is
 // infinite (they then hold no meaning).
-FEDMPQ_API int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, uint8_t* codes);
+FEDMPQ_API int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, const float* gradient,
+                                       uint8_t* codes);
 
 #ifdef __cplusplus
 }

@@ -146,6 +146,33 @@ int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* wei
   });
 }
 
+// What sums up the errors of an image's rows by channel, for accumulators that are computed and for those that were kept.
+struct BackwardSums {
+  const FedmpqConv& c;
+  const uint16_t* error;
+  const FedmpqRescale& rescale;
+  const FedmpqNormalize& normalize;
+  int32_t* acc;
+  InOrder<float>& parts;
+
+  int64_t row() const { return int64_t{c.out_width} * c.out_channels; }
+
+  void computed(int image, int y, int rows) const {
+    float* own = parts[image];
+    const int64_t first = (int64_t{image} * c.out_height + y) * row();
+    ops().backward_sums(acc + first, error + first, int64_t{rows} * c.out_width, c.out_channels, rescale, normalize.norm,
+                        normalize.bias, own, own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
+  }
+
+  void kept(int image, const int16_t* from) const {
+    float* own = parts[image];
+    const int64_t first = image * c.out_height * row();
+    ops().narrow_backward_sums(from + first, error + first, int64_t{c.out_height} * c.out_width, c.out_channels, rescale,
+                               normalize.norm, normalize.bias, acc + first, own, own + c.out_channels,
+                               own + 2 * c.out_channels, own + 3 * c.out_channels);
+  }
+};
+
 // 0 if the arguments that every forward product has are what the kernels rely on.
 int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, const int32_t* acc) {
   if (!is_valid(conv) || !is_valid(codes) || !given(weights, acc)) return not_valid;
@@ -177,21 +204,23 @@ int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, co
 }
 
 int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
-                                  const uint16_t* error, const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
-                                  int32_t threads, int32_t* acc, double* sums) {
-  if (const int32_t status = forward_status(conv, codes, weights, acc); status != 0) return status;
+                                  const int16_t* kept, const int32_t* fit, const uint16_t* error,
+                                  const FedmpqRescale* rescale, const FedmpqNormalize* normalize, int32_t threads,
+                                  int32_t* acc, double* sums) {
+  const bool is_kept = kept != nullptr && fit != nullptr && *fit != 0;
+  if (is_kept && (!is_valid(conv) || !given(acc))) return not_valid;
+  if (const int32_t status = is_kept ? 0 : forward_status(conv, codes, weights, acc); status != 0) return status;
   if (!is_valid(rescale) || !is_valid(normalize) || !given(error, sums)) return not_valid;
   const FedmpqConv c = shortest_stride(*conv);
   threads = threads_of(threads);
-  const int64_t row = int64_t{c.out_width} * c.out_channels;
   InOrder<float> parts(c.images, 4 * c.out_channels);
   if (!parts) return no_memory;
-  const int32_t status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) {
-    float* own = parts[image];
-    const int64_t first = (int64_t{image} * c.out_height + y) * row;
-    ops().backward_sums(acc + first, error + first, int64_t{rows} * c.out_width, c.out_channels, *rescale, normalize->norm,
-                        normalize->bias, own, own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
-  });
+  const BackwardSums sum{c, error, *rescale, *normalize, acc, parts};
+  int32_t status = 0;
+  if (is_kept)
+    parallel(c.images, threads, [&](int image, int) { sum.kept(image, kept); });
+  else
+    status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) { sum.computed(image, y, rows); });
   parts.total(sums);
   return status;
 }

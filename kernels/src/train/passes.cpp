@@ -44,31 +44,14 @@ int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* extent, const 
   return enough ? 0 : no_memory;
 }
 
-int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept) {
-  if (!is_batch(images, count) || !given(acc, kept)) return not_valid;
-  std::atomic<bool> fit{true};
+int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept, int32_t* fit) {
+  if (!is_batch(images, count) || !given(acc, kept, fit)) return not_valid;
+  std::atomic<bool> all{true};
   parallel(images, threads, [&](int item, int) {
     const int image = last_first(images, item);
-    if (fit && !ops().narrow(acc + image * count, count, kept + image * count)) fit = false;
+    if (all && !ops().narrow(acc + image * count, count, kept + image * count)) all = false;
   });
-  return fit ? 1 : 0;
-}
-
-int32_t fedmpq_kept_backward_sums(const int16_t* kept, const FedmpqExtent* extent, const uint16_t* error,
-                                  const FedmpqRescale* rescale, const FedmpqNormalize* normalize, int32_t threads,
-                                  int32_t* acc, double* sums) {
-  if (!is_valid(extent) || !is_valid(rescale) || !is_valid(normalize) || !given(kept, error, acc, sums)) return not_valid;
-  const int images = extent->images, channels = extent->channels;
-  const int64_t pixels = extent->pixels, count = pixels * channels;
-  InOrder<float> parts(images, 4 * channels);
-  if (!parts) return no_memory;
-  parallel(images, threads, [&](int image, int) {
-    float* own = parts[image];
-    ops().narrow_backward_sums(kept + image * count, error + image * count, pixels, channels, *rescale,
-                               normalize->norm, normalize->bias, acc + image * count, own, own + channels,
-                               own + 2 * channels, own + 3 * channels);
-  });
-  parts.total(sums);
+  *fit = all ? 1 : 0;
   return 0;
 }
 

@@ -3,6 +3,7 @@
 // What quantization did to a sum is kept for the backward pass in two bits: 0 inside the range, 1 above, 2 below. Element i
 // of an image's n has bits 2 (i / q) and up of byte i % q, q = ceil(n/4): neighbours lie in neighbouring bytes.
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -77,6 +78,7 @@ int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const FedmpqCodes*
                    uint8_t* states) {
   if (!is_batch(images, count) || !is_valid(left) || !is_valid(right) || !given(out, states)) return not_valid;
   if (!is_range(low, high, pairs != 0)) return not_valid;
+  if (!std::isfinite((left_scale > right_scale ? left_scale : right_scale) / step)) return not_finite;
   const int64_t quarter = (count + 3) / 4;
   const Addition sum{left->zero, right->zero, left_scale, right_scale, step, low, high};
   std::atomic<bool> enough{true};
@@ -99,6 +101,12 @@ int32_t fedmpq_add(const FedmpqCodes* left, float left_scale, const FedmpqCodes*
     std::free(scratch);
   });
   return enough ? 0 : no_memory;
+}
+
+int32_t fedmpq_clip_gradient(const double* clipped, int32_t below, float* clip) {
+  if (!given(clipped, clip)) return not_valid;
+  *clip = static_cast<float>(below != 0 ? clipped[0] - clipped[1] : clipped[0]);
+  return 0;
 }
 
 int32_t fedmpq_pass_error(const uint8_t* states, int32_t images, int64_t count, int32_t threads, uint16_t* error,
@@ -194,15 +202,17 @@ int32_t fedmpq_squared_loss(const int32_t* acc, int32_t samples, int32_t outputs
   return 0;
 }
 
-float fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error) {
-  if (rows < 0 || channels < 1 || !given(real, gain, error)) return static_cast<float>(not_valid);
-  float greatest = 0.0f;
+int32_t fedmpq_halve_errors(const float* real, int64_t rows, int32_t channels, const float* gain, uint16_t* error,
+                            float* greatest) {
+  if (rows < 0 || channels < 1 || !given(real, gain, error, greatest)) return not_valid;
+  float most = 0.0f;
   for (int64_t i = 0; i < rows; ++i)
     for (int c = 0; c < channels; ++c) {
       error[i * channels + c] = halved(real[i * channels + c] * gain[c]);
       const float value = widened(error[i * channels + c]);
       const float magnitude = value < 0 ? -value : value;
-      greatest = magnitude > greatest ? magnitude : greatest;
+      most = magnitude > most ? magnitude : most;
     }
-  return greatest;
+  *greatest = most;
+  return 0;
 }

@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t block = 128;  // weights that share a momentum scale
 constexpr int64_t chunk = 1024;  // weights at a time; a multiple of `block` and of a Philox block
 
-fedmpq::PhiloxStream draws(const FedmpqUpdate& u, uint32_t purpose) {
-  return {u.step_number, u.round, u.layer * 16 + purpose, u.seed, u.client};
+fedmpq::PhiloxStream draws(const FedmpqUpdate& u, uint32_t step_number, uint32_t purpose) {
+  return {step_number, u.round, u.layer * 16 + purpose, u.seed, u.client};
 }
 
 // direction[i] = momentum * buffer + decayed gradient, the buffer of 8-bit numbers replaced by it.
@@ -42,7 +42,7 @@ struct Pull {
 
 }  // namespace
 
-int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, uint8_t* codes) {
+int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, const float* gradient, uint8_t* codes) {
   if (!fedmpq::is_valid(update) || !fedmpq::given(gradient, codes)) return fedmpq::not_valid;
   const FedmpqUpdate& u = *update;
   if (!ops().finite(gradient, u.count)) return fedmpq::not_finite;
@@ -68,7 +68,7 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, u
     });
     if (u.momentum_bits == 8) push_momentum(u, start, count, direction);
     if (!ops().finite(direction, count)) return fedmpq::not_finite;
-    fedmpq::philox_uniform(draws(u, 0), static_cast<uint32_t>(start / 4), count, uniforms);
+    fedmpq::philox_uniform(draws(u, step_number, 0), static_cast<uint32_t>(start / 4), count, uniforms);
     stretches(start, count, [&](int64_t i, int64_t size, int64_t row) {
       const fedmpq::Move move{direction + i, uniforms + i, size, u.rate[row], u.bits, range.low, range.high};
       if (u.fractions == nullptr)
@@ -77,7 +77,7 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, const float* gradient, u
         ops().move_carried(move, code + i, u.fractions + start + i);
     });
     if (u.fractions != nullptr || u.pull == nullptr) continue;
-    fedmpq::philox_uniform(draws(u, 1), static_cast<uint32_t>(start / 4), count, uniforms);
+    fedmpq::philox_uniform(draws(u, step_number, 1), static_cast<uint32_t>(start / 4), count, uniforms);
     ops().move_lasso({pull.by_magnitude, uniforms, count, range.low, range.middle}, code);
   }
   return 0;
