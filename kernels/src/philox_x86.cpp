@@ -62,34 +62,70 @@ FEDMPQ_AVX2 void draw_avx2(const PhiloxStream& stream, uint32_t first, int64_t n
   philox_scalar(stream, first + static_cast<uint32_t>(whole / 4), n - whole, out + whole);
 }
 
+// What the first three rounds of every block of a stream have in common: their counters differ in the first word alone, which
+// reaches the second half of a block in one round, and the first half in two.
+struct Start {
+  __m512i x2, x0, x3, last;  // what words of rounds 1, 2, 2 and 3 are combined with
+
+  FEDMPQ_AVX512 explicit Start(const PhiloxStream& s) {
+    const uint64_t p1 = uint64_t{philox_m1} * s.c2;
+    const uint32_t first = static_cast<uint32_t>(p1 >> 32) ^ s.c1 ^ s.k0;
+    const uint64_t p0 = uint64_t{philox_m0} * first;
+    x2 = _mm512_set1_epi64(s.c3 ^ s.k1);
+    x0 = _mm512_set1_epi64(static_cast<uint32_t>(p1) ^ (s.k0 + philox_w0));
+    x3 = _mm512_set1_epi64(static_cast<uint32_t>(p0 >> 32) ^ (s.k1 + philox_w1));
+    last = _mm512_set1_epi64(static_cast<uint32_t>(p0) ^ (s.k1 + 2 * philox_w1));
+  }
+};
+
+// Eights of blocks side by side: one alone would wait for its products half of the time.
+constexpr int eights = 4;
+
 template <class Number>
 FEDMPQ_AVX512 void draw_avx512(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
   const __m512i m0 = _mm512_set1_epi64(philox_m0), m1 = _mm512_set1_epi64(philox_m1);
-  const __m512i c1 = _mm512_set1_epi64(stream.c1), c2 = _mm512_set1_epi64(stream.c2);
-  const __m512i c3 = _mm512_set1_epi64(stream.c3);
-  // In this order the 64-bit unpacks below leave blocks 0..3 and blocks 4..7 together.
+  const Start start(stream);
+  // In this order the 64-bit unpacks below leave four neighbouring blocks together.
   __m512i block = _mm512_add_epi32(_mm512_set1_epi64(first), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
   __m512i k0[philox_rounds], k1[philox_rounds];
   for (uint32_t r = 0; r < philox_rounds; ++r) {
     k0[r] = _mm512_set1_epi64(stream.k0 + r * philox_w0);
     k1[r] = _mm512_set1_epi64(stream.k1 + r * philox_w1);
   }
-  const int64_t whole = n - n % 32;
-  for (int64_t done = 0; done < whole; done += 32) {
-    __m512i x0 = block, x1 = c1, x2 = c2, x3 = c3;
-#pragma GCC unroll 10
-    for (int r = 0; r < philox_rounds; ++r) {
-      const __m512i p0 = _mm512_mul_epu32(x0, m0), p1 = _mm512_mul_epu32(x2, m1);
-      x0 = _mm512_xor_si512(_mm512_srli_epi64(p1, 32), _mm512_xor_si512(x1, k0[r]));
-      x2 = _mm512_xor_si512(_mm512_srli_epi64(p0, 32), _mm512_xor_si512(x3, k1[r]));
-      x1 = p1;
-      x3 = p0;
+  constexpr int64_t wide = 32 * eights;
+  const int64_t whole = n - n % wide;
+  for (int64_t done = 0; done < whole; done += wide) {
+    __m512i x0[eights], x1[eights], x2[eights], x3[eights];
+#pragma GCC unroll 4
+    for (int e = 0; e < eights; ++e) {
+      const __m512i p = _mm512_mul_epu32(block, m0);
+      block = _mm512_add_epi32(block, _mm512_set1_epi64(8));
+      const __m512i q = _mm512_mul_epu32(_mm512_xor_si512(_mm512_srli_epi64(p, 32), start.x2), m1);
+      const __m512i p0 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_srli_epi64(q, 32), start.x0), m0);
+      const __m512i p1 = _mm512_mul_epu32(_mm512_xor_si512(p, start.x3), m1);
+      x0[e] = _mm512_xor_si512(_mm512_srli_epi64(p1, 32), _mm512_xor_si512(q, k0[2]));
+      x2[e] = _mm512_xor_si512(_mm512_srli_epi64(p0, 32), start.last);
+      x1[e] = p1;
+      x3[e] = p0;
     }
-    const __m512i x01 = _mm512_mask_mov_epi32(x0, 0xAAAA, _mm512_slli_epi64(x1, 32));
-    const __m512i x23 = _mm512_mask_mov_epi32(x2, 0xAAAA, _mm512_slli_epi64(x3, 32));
-    write(_mm512_unpacklo_epi64(x01, x23), out + done);
-    write(_mm512_unpackhi_epi64(x01, x23), out + done + 16);
-    block = _mm512_add_epi32(block, _mm512_set1_epi64(8));
+#pragma GCC unroll 10
+    for (int r = 3; r < philox_rounds; ++r) {
+#pragma GCC unroll 4
+      for (int e = 0; e < eights; ++e) {
+        const __m512i p0 = _mm512_mul_epu32(x0[e], m0), p1 = _mm512_mul_epu32(x2[e], m1);
+        x0[e] = _mm512_xor_si512(_mm512_srli_epi64(p1, 32), _mm512_xor_si512(x1[e], k0[r]));
+        x2[e] = _mm512_xor_si512(_mm512_srli_epi64(p0, 32), _mm512_xor_si512(x3[e], k1[r]));
+        x1[e] = p1;
+        x3[e] = p0;
+      }
+    }
+#pragma GCC unroll 4
+    for (int e = 0; e < eights; ++e) {
+      const __m512i x01 = _mm512_mask_mov_epi32(x0[e], 0xAAAA, _mm512_slli_epi64(x1[e], 32));
+      const __m512i x23 = _mm512_mask_mov_epi32(x2[e], 0xAAAA, _mm512_slli_epi64(x3[e], 32));
+      write(_mm512_unpacklo_epi64(x01, x23), out + done + 32 * e);
+      write(_mm512_unpackhi_epi64(x01, x23), out + done + 32 * e + 16);
+    }
   }
   philox_scalar(stream, first + static_cast<uint32_t>(whole / 4), n - whole, out + whole);
 }

@@ -204,3 +204,30 @@ def test_tables_and_steps_of_the_wrong_length_are_refused() -> None:
         by_kernel(rule, codes, still, gradient, four, four, None, 0, buffer)
     with pytest.raises(ValueError, match="a buffer of 5 int8 where 6 contiguous int8 are due"):
         by_kernel(replace(rule, paper=False), codes, still[:5], gradient, ones, ones, None, 0, buffer)
+
+
+def test_a_weak_pull_moves_the_codes_whose_number_is_close_enough_to_one(isa: str) -> None:
+    """Pulls around what the greatest random number of all lacks to 1: one code moves, or none does."""
+    count, bits = 5000, 4
+    uniforms = Draws(3, CLIENT, ROUND).uniform(count, Purpose.LASSO, layer=LAYER, step=7)
+    lacking = np.float32(1) - uniforms.max()
+    codes = np.full(count, 15, np.uint8)
+    moved = set()
+    for pull in (lacking / 4, np.nextafter(lacking, np.float32(0)), lacking, 2 * lacking, np.float32(1e-3)):
+        table, got = np.full(1 << (bits - 1), pull, np.float32), codes.copy()
+        assert training.update_codes(
+            got,
+            np.zeros(count, np.float32),
+            bits=bits,
+            fractions=None,
+            step=np.ones(1, np.float32),
+            rate=np.ones(1, np.float32),
+            weight_decay=0.0,
+            momentum=0.0,
+            buffer=MomentumBuffer.zeros(count, 0),
+            pull=table,
+            counter=Counter(3, CLIENT, ROUND, LAYER, 7),
+        )
+        np.testing.assert_array_equal(got, update.lasso_update(codes, table, bits, uniforms))
+        moved.add(int((got != codes).sum()))
+    assert {0, 1} < moved

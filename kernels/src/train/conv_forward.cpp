@@ -17,8 +17,8 @@ void scatter(const int32_t* sums, int64_t pixels, int outputs, int channels, int
 }
 
 template <class After>
-int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int threads,
-                          int32_t* acc, After after) {
+int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int greatest,
+                          int threads, int32_t* acc, After after) {
   const Layout layout = forward_layout(c, static_cast<uint8_t>(zero));
   if (!layout.is_small()) return not_valid;
   const int taps = c.kernel_h * c.kernel_w;
@@ -29,7 +29,7 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
     for (int i = 0; i < c.channels; ++i) by_tap.data()[k * c.channels + i] = weights[i * taps + k];
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
   const int64_t out = int64_t{c.out_height} * c.out_width * c.channels;
-  const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest_weight(c, weights));
+  const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest);
   const bool enough = with_scratch(raw, layout.size(), 1, c.images, threads, [&](int image, Scratch& scratch) {
     pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
     const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
@@ -83,13 +83,14 @@ struct Packed {
   }
 };
 
-// The accumulators of every image; after(image, y, rows) in the order of an image's rows as soon as those of some are
+// The accumulators of every image, with weights of at most `greatest`; after(image, y, rows) in the order of an image's rows as soon as those of some are
 // there, while they are in the cache.
 template <class After>
-int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int threads,
-                int32_t* acc, After after) {
+int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int greatest,
+                 int threads, int32_t* acc, After after) {
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
-  if (is_depthwise(c)) return depthwise_forward(c, source_of(codes, pairs, raw, 0), zero, weights, threads, acc, after);
+  if (is_depthwise(c))
+    return depthwise_forward(c, source_of(codes, pairs, raw, 0), zero, weights, greatest, threads, acc, after);
   // Cores that multiply signed bytes get 8-bit codes less 128; 4-bit ones fit as they are.
   const bool flip = ops().signed_bytes && !pairs;
   const int shifted = flip ? zero - 128 : zero;
@@ -104,7 +105,7 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
   const Start start(product, layout.depth, c.groups, packed.tiles.data(), shifted);
   const Segments segments(product, layout, packed.bits > 0);
   if (!start || !segments) return no_memory;
-  const int fit = products_that_fit(2, pairs ? 15 : (flip ? 128 : 255), greatest_weight(c, weights));
+  const int fit = products_that_fit(2, pairs ? 15 : (flip ? 128 : 255), greatest);
   const int stride = product.blocks() * lanes;
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   const bool direct = c.groups == 1 && outputs == stride;  // rows that need no tidying are summed where they belong
@@ -134,14 +135,14 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
 
 // The same of images by themselves, however they are multiplied.
 template <class After>
-int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* weights, int threads, int32_t* acc,
-                After after) {
+int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* weights, int greatest, int threads,
+                int32_t* acc, After after) {
   if (c.images == 0) return 0;
   const bool pairs = codes.pairs != 0;
   const FedmpqConv row = side_by_side(c, pairs, threads);
   const int together = c.images / row.images;
-  if (together <= 1) return products(c, codes.data, pairs, codes.zero, weights, threads, acc, after);
-  return products(row, codes.data, pairs, codes.zero, weights, threads, acc, [&](int item, int, int) {
+  if (together <= 1) return products(c, codes.data, pairs, codes.zero, weights, greatest, threads, acc, after);
+  return products(row, codes.data, pairs, codes.zero, weights, greatest, threads, acc, [&](int item, int, int) {
     for (int i = 0; i < together; ++i) after(item * together + i, 0, c.out_height);
   });
 }
@@ -173,10 +174,12 @@ struct BackwardSums {
   }
 };
 
-// 0 if the arguments that every forward product has are what the kernels rely on.
-int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, const int32_t* acc) {
+// 0 if the arguments that every forward product has are what the kernels rely on; `greatest` is then the weights'.
+int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, const int32_t* acc,
+                       int& greatest) {
   if (!is_valid(conv) || !is_valid(codes) || !given(weights, acc)) return not_valid;
-  return sums_fit(terms_of(*conv), greatest_code(*codes), greatest_weight(*conv, weights)) ? 0 : sums_too_large;
+  greatest = greatest_weight(*conv, weights);
+  return sums_fit(terms_of(*conv), greatest_code(*codes), greatest) ? 0 : sums_too_large;
 }
 
 }  // namespace
@@ -186,16 +189,17 @@ using namespace fedmpq;
 
 int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, int32_t threads,
                             int32_t* acc, double* sums) {
-  if (const int32_t status = forward_status(conv, codes, weights, acc); status != 0) return status;
+  int greatest = 0;
+  if (const int32_t status = forward_status(conv, codes, weights, acc, greatest); status != 0) return status;
   const FedmpqConv c = shortest_stride(*conv);
   threads = threads_of(threads);
   const int64_t row = int64_t{c.out_width} * c.out_channels;
-  if (sums == nullptr) return forward(c, *codes, weights, threads, acc, [](int, int, int) {});
+  if (sums == nullptr) return forward(c, *codes, weights, greatest, threads, acc, [](int, int, int) {});
   InOrder<double> parts(c.images, 2 * c.out_channels);
   if (!parts) return no_memory;
-  const int64_t greatest = terms_of(c) * greatest_code(*codes) * greatest_weight(c, weights);
-  const int64_t fit = greatest > 0 ? INT32_MAX / greatest : INT32_MAX;
-  const int32_t status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) {
+  const int64_t most = terms_of(c) * greatest_code(*codes) * greatest;
+  const int64_t fit = most > 0 ? INT32_MAX / most : INT32_MAX;
+  const int32_t status = forward(c, *codes, weights, greatest, threads, acc, [&](int image, int y, int rows) {
     ops().statistics(acc + (int64_t{image} * c.out_height + y) * row, int64_t{rows} * c.out_width, c.out_channels,
                      fit > 1 ? fit : 1, parts[image], parts[image] + c.out_channels);
   });
@@ -207,9 +211,10 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* cod
                                   const int16_t* kept, const int32_t* fit, const uint16_t* error,
                                   const FedmpqRescale* rescale, const FedmpqNormalize* normalize, int32_t threads,
                                   int32_t* acc, double* sums) {
+  int greatest = 0;
   const bool is_kept = kept != nullptr && fit != nullptr && *fit != 0;
   if (is_kept && (!is_valid(conv) || !given(acc))) return not_valid;
-  if (const int32_t status = is_kept ? 0 : forward_status(conv, codes, weights, acc); status != 0) return status;
+  if (const int32_t status = is_kept ? 0 : forward_status(conv, codes, weights, acc, greatest); status != 0) return status;
   if (!is_valid(rescale) || !is_valid(normalize) || !given(error, sums)) return not_valid;
   const FedmpqConv c = shortest_stride(*conv);
   threads = threads_of(threads);
@@ -220,7 +225,8 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* cod
   if (is_kept)
     parallel(c.images, threads, [&](int image, int) { sum.kept(image, kept); });
   else
-    status = forward(c, *codes, weights, threads, acc, [&](int image, int y, int rows) { sum.computed(image, y, rows); });
+    status = forward(c, *codes, weights, greatest, threads, acc,
+                     [&](int image, int y, int rows) { sum.computed(image, y, rows); });
   parts.total(sums);
   return status;
 }

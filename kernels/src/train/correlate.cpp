@@ -1,10 +1,15 @@
 #include "correlate.h"
 
+#include <algorithm>
+
 #include "fedmpq/kernels.h"
 #include "shuffle.h"
 
 namespace fedmpq {
 namespace {
+
+// Taps of a kernel that a vector has room for.
+constexpr int vector_taps = 16;
 
 // Four weights of neighbouring inputs, of which there may be fewer, as a tile reads them; tap by tap, `by_tap` bytes apart.
 void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, const int32_t* order, int64_t by_tap,
@@ -20,6 +25,13 @@ void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, const
     const int8_t four[4] = {from[at], second[at], third[at], fourth[at]};
     std::memcpy(to, four, sizeof four);
   }
+}
+
+// The same of all taps at once, of four inputs that have as many bytes as a vector, if other ones behind their taps.
+void interleave_quad(const int8_t* from, int64_t by_input, int taps, const int32_t* order, int64_t by_tap, int8_t* to) {
+  uint8_t quads[4 * vector_taps];
+  shuffle::interleave(reinterpret_cast<const uint8_t*>(from), by_input, quads);
+  for (int tap = 0; tap < taps; ++tap, to += by_tap) std::memcpy(to, quads + 4 * order[tap], 4);
 }
 
 // One tap and inputs side by side: quads as they are.
@@ -64,11 +76,18 @@ void pack_weights(const Product& product, int inputs, int depth, const Weights& 
   if (single && weights.by_output == 1 && product.outputs % lanes == 0)
     return pack_rows(product, inputs, weights, packed);
   const int64_t by_tap = int64_t{depth} * lanes;
+  const int32_t last = *std::max_element(weights.order, weights.order + taps);  // some kernels leave taps out
+  const int64_t count = (product.outputs - 1) * weights.by_output + (inputs - 1) * weights.by_input + last + 1;
   for (int o = 0; o < product.outputs; ++o) {
     int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
-    for (int c = 0; c < inputs; c += 4)
-      pack_quad(weights.data + o * weights.by_output + c * weights.by_input, weights.by_input,
-                inputs - c < 4 ? inputs - c : 4, taps, weights.order, by_tap, lane + c * lanes);
+    for (int c = 0; c < inputs; c += 4) {
+      const int64_t at = o * weights.by_output + c * weights.by_input;
+      if (last < vector_taps && c + 4 <= inputs && at + 3 * weights.by_input + vector_taps <= count)
+        interleave_quad(weights.data + at, weights.by_input, taps, weights.order, by_tap, lane + c * lanes);
+      else
+        pack_quad(weights.data + at, weights.by_input, inputs - c < 4 ? inputs - c : 4, taps, weights.order, by_tap,
+                  lane + c * lanes);
+    }
   }
 }
 

@@ -85,6 +85,10 @@ struct Decay {
   float zero, step, factor, momentum;
 };
 
+// The bits of infinity: an exponent of all ones marks it and what is no number, and no other number's magnitude has bits as
+// great.
+constexpr uint32_t infinite_bits = 0x7F800000u;
+
 // A stochastic move of codes that share a rate; fedmpq_update_codes states the rules.
 struct Move {
   const float *direction, *uniforms;
@@ -165,8 +169,8 @@ struct Ops {
 
   // direction = gradient + factor * step * (code - zero) and, if there is a buffer, momentum * buffer, which becomes the same
   void (*decay)(const Decay&, const float* gradient, const uint8_t* codes, int64_t count, float* buffer, float* direction);
-  // Whether none is infinite or no number
-  bool (*finite)(const float* values, int64_t count);
+  // Those of the greatest magnitude, which compare like the numbers themselves; from `infinite_bits` on, not all are finite.
+  uint32_t (*greatest_bits)(const float* values, int64_t count);
   // direction += momentum * scale * codes, which become the sum, as multiples of the new scale that is returned
   float (*push_momentum)(int8_t* codes, float scale, float momentum, int64_t count, float* direction);
   void (*move_paper)(const Move&, uint8_t* codes);

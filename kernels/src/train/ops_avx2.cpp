@@ -249,7 +249,7 @@ constexpr int unrolled = 4;
 const Ops ops_avx2{
     "avx2", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
-    multiply, multiply_error, decay, finite, push_momentum, move_paper, move_carried, move_lasso};
+    multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};
 
 }  // namespace fedmpq
 

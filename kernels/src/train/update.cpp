@@ -1,5 +1,7 @@
 // The update of one layer's codes: weight decay, momentum, the stochastic move and the Lasso's, weight by weight.
 // fedmpq.training.update is its slow twin; both give the same codes.
+#include <cstring>
+
 #include "bounds.h"
 #include "fedmpq/training.h"
 #include "ops.h"
@@ -33,19 +35,32 @@ struct Range {
 // The Lasso's pull by magnitude, as far as a code can move at most, so that the integer it becomes exists.
 struct Pull {
   float by_magnitude[128] = {};
+  float greatest = 0.0f;
 
   Pull(const float* table, int32_t magnitudes) {
-    for (int32_t m = 0; m < magnitudes && table != nullptr; ++m)
+    for (int32_t m = 0; m < magnitudes && table != nullptr; ++m) {
       by_magnitude[m] = table[m] > 0.0f ? (table[m] < 256.0f ? table[m] : 256.0f) : 0.0f;
+      greatest = by_magnitude[m] > greatest ? by_magnitude[m] : greatest;
+    }
+  }
+
+  // Whether a code may move by one of these numbers: most pulls are so weak that few chunks have a number close enough to 1.
+  bool moves(const float* uniforms, int64_t count) const {
+    const uint32_t bits = ops().greatest_bits(uniforms, count);
+    float most;
+    std::memcpy(&most, &bits, sizeof most);
+    return greatest + most >= 1.0f;
   }
 };
+
+bool finite(const float* values, int64_t count) { return ops().greatest_bits(values, count) < fedmpq::infinite_bits; }
 
 }  // namespace
 
 int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, const float* gradient, uint8_t* codes) {
   if (!fedmpq::is_valid(update) || !fedmpq::given(gradient, codes)) return fedmpq::not_valid;
   const FedmpqUpdate& u = *update;
-  if (!ops().finite(gradient, u.count)) return fedmpq::not_finite;
+  if (!finite(gradient, u.count)) return fedmpq::not_finite;
   const Range range{u.bits == 8 ? 1 : 0, (1 << u.bits) - 1, 1 << (u.bits - 1),
                     u.bits == 8 ? 128.0f : static_cast<float>((1 << u.bits) - 1) / 2};
   const Pull pull(u.pull, range.middle);
@@ -67,7 +82,7 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, co
                   floats != nullptr ? floats + start + i : nullptr, direction + i);
     });
     if (u.momentum_bits == 8) push_momentum(u, start, count, direction);
-    if (!ops().finite(direction, count)) return fedmpq::not_finite;
+    if (!finite(direction, count)) return fedmpq::not_finite;
     fedmpq::philox_uniform(draws(u, step_number, 0), static_cast<uint32_t>(start / 4), count, uniforms);
     stretches(start, count, [&](int64_t i, int64_t size, int64_t row) {
       const fedmpq::Move move{direction + i, uniforms + i, size, u.rate[row], u.bits, range.low, range.high};
@@ -78,7 +93,7 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, co
     });
     if (u.fractions != nullptr || u.pull == nullptr) continue;
     fedmpq::philox_uniform(draws(u, step_number, 1), static_cast<uint32_t>(start / 4), count, uniforms);
-    ops().move_lasso({pull.by_magnitude, uniforms, count, range.low, range.middle}, code);
+    if (pull.moves(uniforms, count)) ops().move_lasso({pull.by_magnitude, uniforms, count, range.low, range.middle}, code);
   }
   return 0;
 }
