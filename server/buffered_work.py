@@ -44,8 +44,8 @@ class BufferedWork(TrainingWork):
         slowest: Sequence[float],
         in_flight: Mapping[int, SentVersion] | None = None,
     ) -> None:
-        """`in_flight` are the earlier versions that boards are still at work on, as far as they are known
-        here; others are read when they are needed."""
+        """`in_flight` are the earlier versions that boards are still at work on; after a restart
+        `make_payloads_again` reads them."""
         super().__init__(active, model, target, slowest)
         newest = SentVersion(active.method.version(replace(model, average=None)), self._sent)
         self._versions = {**(in_flight or {}), model.round: newest}
@@ -74,22 +74,33 @@ class BufferedWork(TrainingWork):
         return self._in_flight(seat).sent
 
     def _in_flight(self, seat: Seat) -> SentVersion:
-        """The version that the seat was sent; one that this process has not sent itself is read."""
+        """The version that the seat was sent, if boards are at work on it in this merge.
+
+        A seat that lost its place while its answer was on its way does not keep its version: the blob of that
+        may be gone.
+        """
         assert seat.version is not None
         if (known := self._versions.get(seat.version)) is not None:
             return known
         reason = self._buffering.refusal(seat.version, self.model.round)
-        if reason is not None or seat.sent_model is None:
-            # It was let go while its answer was on its way.
-            raise UpdateRefused(
-                reason or f"nobody is at work on version {seat.version} of the model any more"
-            )
+        raise UpdateRefused(reason or f"nobody is at work on version {seat.version} of the model any more")
+
+    def make_payloads_again(self, seats: Sequence[Seat], outgoing: Outgoing) -> None:
+        """After a restart the versions in flight are read; what has a seat in an open merge is kept."""
+        for seat in seats:
+            if seat.version not in self._versions:
+                self._read_version(seat)
+        super().make_payloads_again(seats, outgoing)
+
+    def _read_version(self, seat: Seat) -> None:
+        assert seat.version is not None
+        assert seat.sent_model is not None
         active = self.active
         stored = unpack_model(active.graph, active.blobs.read(seat.sent_model))
-        model = replace(stored.after(seat.version, (), active.model.clients), average=None)
-        version = active.method.version(model)
-        read = SentVersion(version, SentModel(active.graph, version.quantizer))
-        return self._versions.setdefault(seat.version, read)
+        version = active.method.version(
+            replace(stored.after(seat.version, (), active.model.clients), average=None)
+        )
+        self._versions[seat.version] = SentVersion(version, SentModel(active.graph, version.quantizer))
 
     # Collecting
 

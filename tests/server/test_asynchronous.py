@@ -10,7 +10,7 @@ import asyncio
 import io
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +25,12 @@ from fedmpq.exchange.messages import Update
 from fedmpq.exchange.wire import digest
 from fedmpq.model.graph import Graph
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.server.collecting import LOOK_SECONDS
 from fedmpq.server.run_config import ConfigError, RunConfig
 from fedmpq.server.run_history import run_history
 from fedmpq.server.run_queue import RunQueue
 from fedmpq.server.status_report import console, status_table
-from fedmpq.server.store.records import RoundAddress
+from fedmpq.server.store.records import RoundAddress, Seat
 from fedmpq.server.stored_status import stored_status
 from tests.server.loopback import (
     PATIENCE,
@@ -74,6 +75,36 @@ def held_merge(server: Federation) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+def held_check(server: Federation, client: int) -> tuple[asyncio.Event, asyncio.Event]:
+    """What that client answers is checked once the second event is set; the first says that it is there."""
+    workers = server.coordinator._resources.workers
+    arrived, go, check = asyncio.Event(), asyncio.Event(), workers.check
+
+    async def wait_first(work: Callable[..., Any], *arguments: Any) -> Any:
+        if any(isinstance(one, Seat) and one.client == client for one in arguments):
+            arrived.set()
+            await go.wait()
+        return await check(work, *arguments)
+
+    workers.check = wait_first  # type: ignore[method-assign]
+    return arrived, go
+
+
+def refusals_of(client: StandIn) -> list[tuple[grpc.StatusCode, str]]:
+    """What its uploads end with that have no receipt, as they come."""
+    found, upload = list[tuple[grpc.StatusCode, str]](), client.send_upload
+
+    async def noted(header: pb.UploadHeader, data: bytes) -> pb.Receipt:
+        try:
+            return await upload(header, data)
+        except grpc.aio.AioRpcError as error:
+            found.append((error.code(), error.details() or ""))
+            raise
+
+    client.send_upload = noted  # type: ignore[method-assign]
+    return found
 
 
 def held_after(clients: Sequence[StandIn], numbers: Sequence[int]) -> asyncio.Event:
@@ -273,6 +304,36 @@ def test_a_board_that_is_too_late_is_told_so(tmp_path: Path) -> None:
             assert "version 0 of the model, 2 merges ago; staleness_limit = 1" in seat.reason
             assert 1 in clients[1].cancelled
             assert 1 not in clients[1].receipts
+
+    asyncio.run(scenario())
+
+
+def test_a_board_that_is_revoked_while_its_answer_is_checked_is_refused(tmp_path: Path) -> None:
+    """The merges go on without its place, and nobody keeps the version that it was sent."""
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            server.queue(buffered(1, 2, rounds=4))
+            clients = await server.clients(4, 8)
+            go, slow = held_after(clients[:1], [2]), held_back(clients[1])
+            refusals = refusals_of(clients[1])
+            arrived, checked = held_check(server, 1)
+            running = Running(clients)
+            await server.until(lambda: merged(server, 2))
+            slow.set()
+            await asyncio.wait_for(arrived.wait(), PATIENCE)
+            server.store.revoke_client("client-1", 0.0)
+            server.pass_time(LOOK_SECONDS + 1)
+            await server.until(lambda: server.coordinator.round.stored.seats_in("cut"))  # type: ignore[union-attr]
+            go.set()
+            await server.until(lambda: merged(server, 4))
+            checked.set()
+            await server.until(lambda: refusals)
+            await running.stop(0, 1)
+            ((code, words),) = refusals
+            assert code is grpc.StatusCode.FAILED_PRECONDITION, words
+            assert (1, "late", 2) in merges(server)[2]
+            assert not clients[1].receipts
 
     asyncio.run(scenario())
 
