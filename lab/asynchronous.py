@@ -180,7 +180,8 @@ class Asynchronous:
         by_client = {task.flight.client: task for task in tasks}
         for update in self._pool.train([task.sent for task in by_client.values()]):
             task = by_client[update.client]
-            task.update, task.part = update, RoundParts(self._method.graph).part(task.sent, update)
+            task.update, graph = update, self._method.graph
+            task.part = RoundParts(graph).part(task.sent, counted_bytes(graph, update))
             task.ready += self._clock.sent(update.client, task.part.bytes_up)
 
 

@@ -6,7 +6,8 @@ A result depends on its task alone, never on which worker did it or how many the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from fedmpq.exchange.float_messages import FloatAssignment, FloatUpdate
 from fedmpq.exchange.messages import Assignment, Calibration, Update
 from fedmpq.lab.experiment import ExperimentError
 from fedmpq.lab.probes import Probe
+from fedmpq.method.running_merge import PartialMerge
+from fedmpq.method.state import GlobalModel
 from fedmpq.model.metrics import Score
 
 Sent = TypeVar("Sent", bound=Assignment | FloatAssignment)
@@ -47,6 +50,28 @@ class Pool(Protocol[SentToPool, ReturnedByPool]):
 
     def close(self) -> None:
         """End the workers, and clear away what they had."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is told of a client's training, wherever its update is."""
+
+    client: int
+    loss: float
+    bytes_up: int
+
+
+@runtime_checkable
+class SummingPool(Protocol):
+    """Workers that can sum what their clients have changed, so that no update has to leave them."""
+
+    def train_summed(
+        self, model: GlobalModel, assignments: Iterable[Assignment]
+    ) -> Iterator[Trained | PartialMerge]:
+        """What is told of each client, once it is trained, and at last the sum of all their changes.
+
+        `model` is what they were sent, with their bit-widths; the rule is a plain mean in whole numbers.
+        """
 
 
 def require_place(on: str) -> None:

@@ -17,14 +17,14 @@ class RoundParts:
         self._graph = graph
         self._found: dict[tuple[int, ...], int] = {}
 
-    def part(self, sent: Assignment | FloatAssignment, returned: Update | FloatUpdate) -> ClientFacts:
-        """One client's part; what it was sent lives as long as this."""
+    def part(self, sent: Assignment | FloatAssignment, bytes_up: int) -> ClientFacts:
+        """The part of a client that gave back so many bytes; what it was sent lives as long as this."""
         return ClientFacts(
-            returned.client,
-            client_name(returned.client),
+            sent.client,
+            client_name(sent.client),
             "trained",
             bit_widths=_widths(self._graph, sent),
-            bytes_up=counted_bytes(self._graph, returned),
+            bytes_up=bytes_up,
             bytes_down=self._sent_bytes(sent),
         )
 

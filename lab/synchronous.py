@@ -9,6 +9,7 @@ from fedmpq.lab.boards import VirtualClock
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.fleet import chosen, knowing
 from fedmpq.lab.gathered import Flights, Gathered
+from fedmpq.lab.merged_updates import merging
 from fedmpq.lab.pool import Parts, Pool, Returned, Sent
 from fedmpq.lab.round_parts import RoundParts
 from fedmpq.method.protocol import Method
@@ -44,15 +45,14 @@ class Synchronous(Generic[Sent, Returned]):
         model = knowing(model, selected)
         assignments = [self._method.assign(model, client) for client in selected]
         sent, counted = {one.client: one for one in assignments}, RoundParts(self._method.graph)
-        updates, found = [], []
+        found, losses = [], {}
         tell(0, len(selected))
-        for update in self._pool.train(assignments):
-            updates.append(update)
+        updates = merging(self._method, self._pool, model)
+        for trained in updates.train(assignments):
             # While others train.
-            found.append(counted.part(sent[update.client], update))
-            tell(len(updates), len(selected))
-        # They come as they are ready; a sum in that order would differ in its last bits from run to run.
-        updates.sort(key=lambda update: update.client)
+            found.append(counted.part(sent[trained.client], trained.bytes_up))
+            losses[trained.client] = trained.loss
+            tell(len(found), len(selected))
         assignments.sort(key=lambda assignment: assignment.client)
         parts = tuple(sorted(found, key=lambda part: part.client))
         if self._clock is not None:
@@ -63,6 +63,5 @@ class Synchronous(Generic[Sent, Returned]):
                 + self._clock.sent(part.client, part.bytes_up)
                 for client, sent, part in zip(selected, assignments, parts, strict=True)
             )
-        samples = [client.samples for client in selected]
-        losses = [(update.loss, count) for update, count in zip(updates, samples, strict=True)]
-        return Gathered(selected, parts, losses, lambda: self._method.merge(model, updates))
+        told = [(losses[client.client], client.samples) for client in selected]
+        return Gathered(selected, parts, told, updates.merged)

@@ -111,6 +111,12 @@ class IntegerSum:
             _fold(self._sums[bits].reshape(len(unit), -1), unit, total.reshape(len(unit), -1))
         return total
 
+    @property
+    def widths(self) -> list[int]:
+        """The bit-widths that were added with any weight, the least first."""
+        self.settle()
+        return sorted(self._sums)
+
     def to_bytes(self) -> bytes:
         """A JSON header, its length before it, then the sums as little-endian int64, the least bits first.
 

@@ -10,7 +10,7 @@ is the mean of side tensors under every rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -148,14 +148,16 @@ class Answers:
         self._senders[sender.client] = sender
         self._sides[sender.client] = update.side
 
-    def check_apart(self, others: Answers) -> None:
-        """Refuse answers of clients that have answered here."""
-        for client in sorted(self._senders.keys() & others._senders.keys()):
+    def check_apart(self, others: Collection[ClientRecord]) -> None:
+        """Refuse clients that have answered here."""
+        for client in sorted(self._senders.keys() & {other.client for other in others}):
             raise MergeError(f"client {client} sent two updates; a round takes one from each")
 
-    def take_all(self, other: Answers) -> None:
-        self._senders |= other._senders
-        self._sides |= other._sides
+    def take_all(self, senders: Sequence[ClientRecord], sides: Sequence[Side]) -> None:
+        """Count what was taken elsewhere, of other clients."""
+        for sender, side in zip(senders, sides, strict=True):
+            self._senders[sender.client] = sender
+            self._sides[sender.client] = side
 
     @property
     def senders(self) -> list[ClientRecord]:

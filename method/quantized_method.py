@@ -139,6 +139,11 @@ class QuantizedMethod:
         """A merge by the plain mean, to which updates are added as they arrive; `finish` gives the model."""
         return RunningMerge(self._merging(model))
 
+    @property
+    def sums_in_parts(self) -> bool:
+        """Whether updates may be merged in parts, whose sums are merged: in any tree, with one result."""
+        return self.recipe.aggregation == "mean" and self.recipe.merge == "deltas"
+
     def version(self, model: GlobalModel) -> Version:
         """The model as one that clients are sent while others come after it."""
         return Version(model, self.quantizer(model))

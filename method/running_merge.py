@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from fedmpq.method.integer_sum import IntegerSum, whole_weights
 from fedmpq.method.merging import HELD_BYTES, Answers, MergingRound
 from fedmpq.method.origins import Origin
 from fedmpq.method.state import ClientRecord, GlobalModel
-from fedmpq.model.quantized import PackedLayer, Weights
+from fedmpq.model.quantized import PackedLayer, Side, Weights
 
 
 class WholeLayers:
@@ -37,7 +38,8 @@ class WholeLayers:
 
     def add(self, sender: ClientRecord, layers: Mapping[str, PackedLayer], weight: float) -> None:
         (whole,) = whole_weights([weight], self._largest)
-        origins = [self._origin(sender, place, name) for place, name in enumerate(self._sums)]
+        assert sender.dealt is not None
+        origins = [self._origin(name, bits) for name, bits in zip(self._sums, sender.dealt, strict=True)]
         for origin in origins:
             origin.check(layers[origin.layer])
         for origin in origins:
@@ -47,9 +49,8 @@ class WholeLayers:
         if self._waiting_bytes > HELD_BYTES:
             self._settle()
 
-    def _origin(self, sender: ClientRecord, place: int, name: str) -> Origin:
-        assert sender.dealt is not None
-        known, bits = self._origins[name], sender.dealt[place]
+    def _origin(self, name: str, bits: int) -> Origin:
+        known = self._origins[name]
         if bits not in known:
             known[bits] = self._merging.origin(name, bits)
         return known[bits]
@@ -60,10 +61,20 @@ class WholeLayers:
         self._waiting_bytes = 0
 
     def merge(self, other: WholeLayers) -> None:
+        self._merge(other._sums, other._weight)
+
+    def merge_bytes(self, sums: Mapping[str, bytes], weight: int) -> None:
+        """Add what `to_bytes` gave elsewhere, of weights that add up to this."""
+        self._merge({name: IntegerSum.from_bytes(data) for name, data in sums.items()}, weight)
+
+    def _merge(self, sums: Mapping[str, IntegerSum], weight: int) -> None:
         for name, total in self._sums.items():
-            total.merge(other._sums[name])
-            self._origins[name] |= other._origins[name]
-        self._weight += other._weight
+            total.merge(sums[name])
+        self._weight += weight
+
+    def to_bytes(self) -> dict[str, bytes]:
+        """The sum of each layer."""
+        return {name: total.to_bytes() for name, total in self._sums.items()}
 
     @property
     def weight(self) -> int:
@@ -72,7 +83,10 @@ class WholeLayers:
 
     def taken(self, name: str) -> NDArray[np.float64]:
         """`sum_n weight_n change_n` of a layer, which is dropped."""
-        return self._sums.pop(name).value(self._origins.pop(name))
+        total = self._sums.pop(name)
+        value = total.value({bits: self._origin(name, bits) for bits in total.widths})
+        del self._origins[name]
+        return value
 
     def merged(self) -> Weights:
         """The layers of the next model; each sum is dropped when it has been used."""
@@ -102,6 +116,18 @@ class _FloatLayers:
         if self._merging.averages_models:
             return merge_models(self._sum)
         return merge_deltas(self._merging.model.weights, self._sum)
+
+
+@dataclass(frozen=True)
+class PartialMerge:
+    """What a merge in whole numbers has gathered of some of a round's clients, for one elsewhere to take."""
+
+    senders: tuple[ClientRecord, ...]
+    """In the order of clients."""
+    sides: tuple[Side, ...]
+    """What they returned beside their layers: floats, which are summed when all are there."""
+    layers: Mapping[str, bytes]
+    weight: int
 
 
 class RunningMerge:
@@ -136,14 +162,30 @@ class RunningMerge:
         """Add what another merge of the same round has gathered of other clients."""
         self._check_open()
         other._check_open()
-        self._answers.check_apart(other._answers)
-        if isinstance(self._layers, WholeLayers) and isinstance(other._layers, WholeLayers):
-            self._layers.merge(other._layers)
-        else:
+        self._answers.check_apart(other._answers.senders)
+        self._whole.merge(other._whole)
+        self._answers.take_all(other._answers.senders, other._answers.sides)
+
+    def partial(self) -> PartialMerge:
+        """What has been gathered so far, to be taken by another merge of the same round."""
+        self._check_open()
+        senders, sides = self._answers.senders, self._answers.sides
+        return PartialMerge(tuple(senders), tuple(sides), self._whole.to_bytes(), self._whole.weight)
+
+    def take(self, partial: PartialMerge) -> None:
+        """Add what another merge has gathered, perhaps in another process; the same as `merge`."""
+        self._check_open()
+        self._answers.check_apart(partial.senders)
+        self._whole.merge_bytes(partial.layers, partial.weight)
+        self._answers.take_all(partial.senders, partial.sides)
+
+    @property
+    def _whole(self) -> WholeLayers:
+        if not isinstance(self._layers, WholeLayers):
             raise MergeError(
                 "whole models are averaged in the order of clients; add their updates to one merge"
             )
-        self._answers.take_all(other._answers)
+        return self._layers
 
     def finish(self) -> GlobalModel:
         """The next global model. The merge is used up."""

@@ -90,19 +90,26 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("in-process")
+    return run_in_process(tmp_path_factory.mktemp("in-process"), small())
+
+
+def run_in_process(folder: Path, experiment: Experiment) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "WorkerPool", InProcessPool)
-        run(prepare(small()), folder, 1, silent)
+        run(prepare(experiment), folder, 1, silent)
     return folder
 
 
 @on_a_cluster
 @pytest.mark.slow
+@pytest.mark.parametrize("aggregation", ["agreement", "mean"])
 def test_a_worker_killed_in_every_round_changes_nothing(
-    in_process: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    aggregation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """On a cluster of its own, which nobody else can reach and of which nothing is left."""
+    """On a cluster of its own, which nobody else can reach and of which nothing is left. Under a mean workers
+    sum what their clients have changed, and with a worker its sum is lost."""
+    experiment = small(aggregation=aggregation)
+    expected = run_in_process(tmp_path / "in-process", experiment)
     mark, killed, addresses = secrets.token_hex(8), [], set[str]()
     monkeypatch.setenv(MARK, mark)
 
@@ -113,11 +120,11 @@ def test_a_worker_killed_in_every_round_changes_nothing(
             killed.append(until(lambda: processes(mark, "ray::RayWorker"))[0])
             os.kill(killed[-1], signal.SIGKILL)
 
-    run(prepare(small()), tmp_path, 2, kill, on="ray")
+    run(prepare(experiment), tmp_path / "ray", 2, kill, on="ray")
     assert len(set(killed)) == 2
     assert addresses
     assert addresses <= set(LOOPBACK)
-    assert_same_run(tmp_path, in_process)
+    assert_same_run(tmp_path / "ray", expected)
     until(lambda: not [each for each in processes(mark) if each != os.getpid()])
     assert "RAY_AUTH_TOKEN" not in os.environ
     # Who reads the output as JSON need not know of Ray.

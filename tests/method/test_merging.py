@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -74,13 +75,17 @@ def test_updates_may_arrive_in_any_order_and_in_any_parts(
     for update in data.draw(st.permutations(updates)):
         data.draw(st.sampled_from(parts)).add(update)
     while len(parts) > 1:
-        one = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
-        data.draw(st.sampled_from(parts)).merge(one)
+        one, other = parts.pop(data.draw(st.integers(0, len(parts) - 1))), data.draw(st.sampled_from(parts))
+        if data.draw(st.booleans()):
+            other.merge(one)
+        else:
+            other.take(pickle.loads(pickle.dumps(one.partial())))
     assert_same(parts[0].finish(), expected)
     for used in (
         lambda: parts[0].add(updates[0]),
         parts[0].finish,
         lambda: method.begin(model).merge(parts[0]),
+        parts[0].partial,
     ):
         with pytest.raises(MergeError, match="this merge is finished"):
             used()
@@ -106,6 +111,8 @@ def test_whole_models_are_averaged_as_floats_in_the_order_of_clients() -> None:
         other.add(updates[1])
     with pytest.raises(MergeError, match="in the order of clients"):
         method.begin(model).merge(other)
+    with pytest.raises(MergeError, match="in the order of clients"):
+        other.partial()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "mean"])
@@ -135,6 +142,8 @@ def test_an_update_that_does_not_belong_changes_nothing() -> None:
     other.add(updates[2])
     with pytest.raises(MergeError, match="client 2 sent two updates"):
         running.merge(other)
+    with pytest.raises(MergeError, match="client 2 sent two updates"):
+        running.take(other.partial())
     assert_same(running.finish(), method.merge(model, updates[:3]))
 
 
