@@ -19,9 +19,11 @@ from tests.federation.fronts import Cable, Fronts, socket_of, through
 from tests.s3 import running_s3
 from tools.programs import Program, wait_for_port, wait_until
 
-KILLS = int(os.environ.get("FEDMPQ_TEST_KILLS", "2"))
+ASKED = os.environ.get("FEDMPQ_TEST_KILLS")
+KILLS = int(ASKED or "2")
 """Of leaders and front-ends in one run; more take some seconds each."""
-ROUNDS = max(4, 2 * KILLS)
+ROUNDS = int(os.environ.get("FEDMPQ_TEST_ROUNDS", max(4, 2 * KILLS)))
+"""The faster the machine, the more go by between two kills: five on a machine that is not very busy."""
 CUT_SECONDS = 1.5
 MOST_SECONDS = 2.0
 LEADS = "leading front-ends"
@@ -46,9 +48,7 @@ def test_whatever_is_killed_or_cut_off_the_model_is_the_same(
         running_s3(tmp_path) as s3,
         Cable(socket_of(database)) as to_database,
         Cable(s3.port) as to_s3,
-        Federation(
-            tmp_path, (2, 8), {"rounds": max(4, 2 * KILLS)}, through(to_database, database)
-        ) as federation,
+        Federation(tmp_path, (2, 8), {"rounds": ROUNDS}, through(to_database, database)) as federation,
     ):
         for name, value in {**s3.environment, "AWS_ENDPOINT_URL": f"http://{to_s3.address}"}.items():
             monkeypatch.setenv(name, value)
@@ -60,20 +60,22 @@ def test_whatever_is_killed_or_cut_off_the_model_is_the_same(
                 cable.unplug()
                 time.sleep(CUT_SECONDS)
                 cable.plug()
+            killed = 0
             for number in range(KILLS):
                 time.sleep(random.uniform(0, MOST_SECONDS))
                 fronts.balancer.cut()
                 # The front-ends and who leads, then as chance has it.
-                kill(number if number < 3 else int(random.choice((0, 1, 2, 2))), fronts, second)
+                killed += kill(number if number < 3 else int(random.choice((0, 1, 2, 2))), fronts, second)
+            assert killed == KILLS or ASKED is None, f"only {killed} in {ROUNDS} rounds: FEDMPQ_TEST_ROUNDS"
             assert_same(fronts.finish(second), federation.simulated())
             for words in UNFORESEEN:
                 assert words not in fronts.log() + second.text()
 
 
-def kill(number: int, fronts: Fronts, leader: Program) -> None:
-    """One of them, which is started again and there when this returns, unless the run is over."""
+def kill(number: int, fronts: Fronts, leader: Program) -> bool:
+    """One of them, which is started again and there when this returns; False: the run was over."""
     if not leader.running:
-        return
+        return False
     killed = [*fronts.fronts, leader][number]
     began = killed.text().count(LEADS)
     killed.kill()
@@ -82,6 +84,7 @@ def kill(number: int, fronts: Fronts, leader: Program) -> None:
         wait_until(lambda: not leader.running or leader.text().count(LEADS) > began, "a leader", [])
     else:
         wait_for_port(fronts.ports[number], killed)
+    return True
 
 
 def pause_until_deposed(leader: Program, second: Program) -> None:
