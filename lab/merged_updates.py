@@ -76,10 +76,12 @@ class MergedOnTheWay:
         return merging.finish()
 
 
-def merging(method: Method[Sent, Returned], pool: Pool[Sent, Returned], model: GlobalModel) -> Merging[Sent]:
-    """On the way where the rule and the workers allow it."""
+def merging(
+    method: Method[Sent, Returned], pool: Pool[Sent, Returned], model: GlobalModel, clients: int
+) -> Merging[Sent]:
+    """On the way where the rule allows it and the workers sum the changes of so many clients."""
     in_parts = _summed_in_parts(method)
-    if in_parts is not None and isinstance(pool, SummingPool):
+    if in_parts is not None and isinstance(pool, SummingPool) and pool.sums(clients):
         return cast("Merging[Sent]", MergedOnTheWay(in_parts, pool, model))
     return MergedHere(method, pool, model)
 

@@ -65,6 +65,9 @@ class Trained:
 class SummingPool(Protocol):
     """Workers that can sum what their clients have changed, so that no update has to leave them."""
 
+    def sums(self, clients: int) -> bool:
+        """Whether that is worth while in a round of so many clients."""
+
     def train_summed(
         self, model: GlobalModel, assignments: Iterable[Assignment]
     ) -> Iterator[Trained | PartialMerge]:

@@ -52,6 +52,8 @@ AHEAD = 2
 KEPT = 64
 """Clients whose changes a worker sums before it hands them on: so many train again if it is lost. A sum is as
 large as the updates of some dozens."""
+SUMMED_FROM = 16
+"""Clients for each worker, from which on workers sum; with fewer, sums are more to move than updates."""
 FAN_IN = 4
 """Sums that are merged into one at a time."""
 _DONE = pickle.dumps(None)
@@ -206,6 +208,10 @@ class RayPool(Generic[Sent, Returned]):
         for _, _, update in self._done(deque(self._client_tasks("train", assignments))):
             # Whoever is sent codes gives back codes, and floats floats; an object store has no types.
             yield cast("Returned", update)
+
+    def sums(self, clients: int) -> bool:
+        """Whether workers sum the changes of so many clients."""
+        return clients >= SUMMED_FROM * len(self._seats)
 
     def train_summed(
         self, model: GlobalModel, assignments: Iterable[Assignment]

@@ -47,7 +47,7 @@ class Synchronous(Generic[Sent, Returned]):
         sent, counted = {one.client: one for one in assignments}, RoundParts(self._method.graph)
         found, losses = [], {}
         tell(0, len(selected))
-        updates = merging(self._method, self._pool, model)
+        updates = merging(self._method, self._pool, model, len(selected))
         for trained in updates.train(assignments):
             # While others train.
             found.append(counted.part(sent[trained.client], trained.bytes_up))

@@ -108,6 +108,7 @@ def test_a_worker_killed_in_every_round_changes_nothing(
 ) -> None:
     """On a cluster of its own, which nobody else can reach and of which nothing is left. Under a mean workers
     sum what their clients have changed, and with a worker its sum is lost."""
+    monkeypatch.setattr(ray_pool, "SUMMED_FROM", 1)
     experiment = small(aggregation=aggregation)
     expected = run_in_process(tmp_path / "in-process", experiment)
     mark, killed, addresses = secrets.token_hex(8), [], set[str]()

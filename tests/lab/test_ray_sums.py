@@ -78,6 +78,7 @@ class Fleet:
             return updates[assignment.client]
 
         monkeypatch.setattr(ray_pool, "Cluster", Cluster)
+        monkeypatch.setattr(ray_pool, "SUMMED_FROM", 3)
         monkeypatch.setattr(Worker, "train", train)
         data = prepared.train, prepared.test, prepared.parts
         self.pool: RayPool[Assignment, Update] = RayPool(
@@ -102,7 +103,7 @@ def test_the_sum_is_that_of_all_clients_whatever_is_lost(
     method, model = method_of(prepared.experiment, prepared), prepared.start.model
     fleet = Fleet(prepared, updates, monkeypatch, seed, loss=0.0 if seed == 0 else 0.04)
     with closing(fleet.pool):
-        round_ = merging(method, fleet.pool, model)
+        round_ = merging(method, fleet.pool, model, CLIENTS)
         assert isinstance(round_, MergedOnTheWay)
         for _ in range(2):  # the next round begins anew
             told = list(round_.train([method.assign(model, client) for client in model.clients]))
@@ -128,7 +129,7 @@ def test_losses_of_every_kind_were_among_them(
         fleet = Fleet(prepared, updates, monkeypatch, seed, loss=0.04)
         with closing(fleet.pool):
             assignments = [method.assign(model, one) for one in model.clients]
-            list(merging(method, fleet.pool, model).train(assignments))
+            list(merging(method, fleet.pool, model, CLIENTS).train(assignments))
         lost |= set(fleet.ray.lost_with)
     assert {"train_summed", "hand_on", "combine", "object"} <= lost
 
@@ -154,9 +155,20 @@ def test_what_is_told_is_what_an_update_says(
     assignments = [method.assign(model, client) for client in model.clients]
     fleet = Fleet(prepared, updates, monkeypatch, 0, 0.0)
     with closing(fleet.pool):
-        found = told(merging(method, fleet.pool, model).train(assignments))
+        found = told(merging(method, fleet.pool, model, CLIENTS).train(assignments))
         assert found == told(MergedHere(method, fleet.pool, model).train(assignments))
     assert all(np.isfinite(each.loss) and each.bytes_up for each in found)
+
+
+def test_a_few_updates_come_as_they_are(
+    prepared: Prepared, updates: dict[int, Update], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three for each of three workers are summed, and fewer are not."""
+    method, model = method_of(prepared.experiment, prepared), prepared.start.model
+    fleet = Fleet(prepared, updates, monkeypatch, 0, 0.0)
+    with closing(fleet.pool):
+        assert isinstance(merging(method, fleet.pool, model, 9), MergedOnTheWay)
+        assert isinstance(merging(method, fleet.pool, model, 8), MergedHere)
 
 
 def told(trained: Iterator[Trained]) -> list[Trained]:
@@ -170,10 +182,10 @@ def test_other_rules_have_all_updates_come_here(
     method = method_of(small(**{**MEAN, **changes}), prepared)
     fleet = Fleet(prepared, updates, monkeypatch, 0, 0.0)
     with closing(fleet.pool):
-        assert isinstance(merging(method, fleet.pool, prepared.start.model), MergedHere)
+        assert isinstance(merging(method, fleet.pool, prepared.start.model, CLIENTS), MergedHere)
 
         class Own(QuantizedMethod):
             pass
 
         own = Own(method.graph, method_of(prepared.experiment, prepared).recipe, 0)
-        assert isinstance(merging(own, fleet.pool, prepared.start.model), MergedHere)
+        assert isinstance(merging(own, fleet.pool, prepared.start.model, CLIENTS), MergedHere)
