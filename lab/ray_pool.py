@@ -53,7 +53,8 @@ KEPT = 64
 """Clients whose changes a worker sums before it hands them on: so many train again if it is lost. A sum is as
 large as the updates of some dozens."""
 SUMMED_FROM = 16
-"""Clients for each worker, from which on workers sum; with fewer, sums are more to move than updates."""
+"""Clients for each worker, from which on workers sum: an estimate. A sum is as large as dozens of updates,
+and with few clients it spares the program less than it costs to move."""
 FAN_IN = 4
 """Sums that are merged into one at a time."""
 _DONE = pickle.dumps(None)

@@ -43,11 +43,11 @@ WANTED = "FEDMPQ_RAY_TESTS"
 on_a_cluster = pytest.mark.skipif(
     not os.environ.get(WANTED), reason=f"clusters of Ray are started where {WANTED}=1 is set"
 )
-"""They take a minute on two idle cores and several on busy ones: at a load of 8, a cluster takes 26 s to
-start before anything of this project's runs, and a run in it that loses workers 46 to 103. There Ray's head
-was seen not to start what serves a client, which is tried again after
-RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S. What the pool does when workers are lost is tested without Ray in
-`test_ray_sums.py`, always."""
+"""They take a minute on two idle cores and several on busy ones: at a load of 8, a cluster took 26 s to start
+before anything of this project's ran, and at loads of 5 to 10 the test that loses workers took 46 to 103 s.
+There Ray's head was seen not to start what serves a client, which is tried again after
+RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S, and a client was seen to give up connecting. What the pool does
+when workers that sum are lost is tested without Ray in `test_ray_sums.py`, always."""
 SMALL = {**small_experiment.SMALL, "participation": 1.0}
 
 
