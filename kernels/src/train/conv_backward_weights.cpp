@@ -98,27 +98,30 @@ void sum_errors(const int8_t* errors, int64_t pixels, int channels, int64_t* sum
   }
 }
 
-// What one thread gathers over its images: sums of as many of them as 32 bits hold, and of all if those are more.
+// What one thread gathers over its images: sums of as many of them as 32 bits hold, and of all if those are more. Until there
+// are some, `part` holds nothing: with few images, zeros for all weights would take as long as their sums.
 struct Gathered {
   Buffer<uint8_t> bytes, planes;
   Buffer<int8_t> quads;
   Buffer<int32_t> part;
   Buffer<int64_t> whole, errors;
   int64_t sums;
-  bool flushed = false;
+  bool empty = true, flushed = false;
   Gathered(int64_t raw, int64_t planar, int64_t quad, int64_t sum_count, int64_t outputs, bool more)
       : bytes(raw + slack), planes(planar), quads(quad), part(sum_count), whole(more ? sum_count : 0), errors(outputs),
         sums(sum_count) {
     if (!*this) return;
-    std::memset(part.data(), 0, static_cast<size_t>(sum_count) * sizeof(int32_t));
     if (more) std::memset(whole.data(), 0, static_cast<size_t>(sum_count) * sizeof(int64_t));
     std::memset(errors.data(), 0, static_cast<size_t>(outputs) * sizeof(int64_t));
   }
   explicit operator bool() const { return bytes && planes && quads && part && whole && errors; }
   void flush() {
     for (int64_t i = 0; i < sums; ++i) whole.data()[i] += part.data()[i];
+    empty = flushed = true;
+  }
+  void clear() {
     std::memset(part.data(), 0, static_cast<size_t>(sums) * sizeof(int32_t));
-    flushed = true;
+    empty = false;
   }
   int64_t sum(int64_t i) const { return part.data()[i] + (flushed ? whole.data()[i] : 0); }
 };
@@ -282,9 +285,12 @@ class WeightGradient {
         held = 0;
       }
       held += count;
+      if (deep_ && own->empty) own->clear();
       if (deep_) deep_image(slot + done * slots_, *own);
       for (int g = 0; g < c_.groups && !deep_; ++g) few_images(slot + done * slots_, count, g, *own);
+      own->empty = false;
     }
+    if (own->empty) own->clear();  // there are no images
     return true;
   }
 
@@ -324,11 +330,12 @@ class WeightGradient {
     const uint8_t* from = own.planes.data() + int64_t{column % c_.stride_w} * inputs_ * planes_.plane() +
                           int64_t{r} * c_.dilation_h * planes_.row + column / c_.stride_w;
     int32_t* sums = own.part.data() + g * group_sums() + int64_t{tap} * inputs_ * width + b * lanes;
+    const int32_t* start = own.empty ? nullptr : sums;
     for (int i = 0; i < inputs_; i += max_rows)
       ops().tile({from + i * planes_.plane(), static_cast<ptrdiff_t>(planes_.plane()),
                   inputs_ - i < max_rows ? inputs_ - i : max_rows, rows_.data(), segments, length,
                   own.quads.data() + b * block_, static_cast<ptrdiff_t>(block_), blocks_ - b < 2 ? 1 : 2,
-                  sums + int64_t{i} * width, width, sums + int64_t{i} * width, width, fit_});
+                  sums + int64_t{i} * width, width, start == nullptr ? nullptr : start + int64_t{i} * width, width, fit_});
   }
 
   bool write(const float* scale, float* gradient) {
