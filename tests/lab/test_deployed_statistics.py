@@ -58,6 +58,8 @@ def gaps(digits: Path, statistics: Statistics | None, folder: Path) -> dict[str,
             "model": "digits_cnn",
             "profile": "best",
             "statistics": statistics,
+            # Clients go further apart without it, and so do the statistics that they have in training.
+            "logit_adjustment": 0.0,
             "alpha": 0.3,
             "budgets": [2, 4, 6, 8],
             "participation": 0.75,
