@@ -26,7 +26,7 @@ _RANGES = (("epochs", 1, 1_000_000), ("batch_size", 2, 1 << 20), ("pad", 0, 4096
 
 
 MAX_ADJUSTMENT = 4.0
-"""Twice the logarithm of a class's share is already more than its frequency can explain."""
+"""1 is all that a class's frequency explains; far beyond, frequent classes would never be learnt."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 _PLAN = TrainingPlan()
 MAX_AVERAGING = 100.0
-"""A power of which the last of a hundred rounds is two thirds of the average."""
+"""A power by which the last of a hundred rounds is half of the average."""
 
 
 @dataclass(frozen=True, kw_only=True)
