@@ -40,7 +40,7 @@ EPILOG = """examples:
 Scale mid is all images at 16x16 (Tiny-ImageNet: 32x32), 20 rounds of 5 local
 epochs; paper is the paper's own setting. --only also takes rows that the paper
 has not: best, fp32-0.03, fp32-0.01 (FP32 at other learning rates) and fp32same
-(FP32 with best's averaging, schedule and calibration).
+(FP32 with best's averaging, schedule, calibration and losses).
 
 A data set is told by its number of classes. The folder --out gets cells/ (a
 simulation's folder each), data/, and for each table .md, .csv, .json and

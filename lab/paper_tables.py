@@ -78,8 +78,9 @@ METHODS = (
 BEST = _method("best", "FedMPQ (best)", method="fedmpq", profile="best")
 FP32_LIKE_BEST = _method(
     "fp32same",
-    "FP32 with the same averaging, schedule and calibration",
+    "FP32 with the same averaging, schedule, calibration and losses",
     method="fp32",
+    logit_adjustment=1.0,
     averaging=GROWING_AVERAGE,
     schedule="cosine",
     statistics="calibrated",

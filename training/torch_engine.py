@@ -34,6 +34,7 @@ from fedmpq.model.graph import (
     Quantize,
     Relu,
 )
+from fedmpq.model.integer_forward import cached_batch
 from fedmpq.model.never import assert_never
 from fedmpq.model.ops import ShapeOp
 from fedmpq.model.quantized import Layers, QuantizedLayer, Side, Weights
@@ -333,11 +334,12 @@ def _diverged(what: str, step: int, plan: TrainingPlan) -> TrainingError:
 
 
 def full_precision_logits(
-    graph: Graph, weights: Weights, side: Side, images: NDArray[np.uint8], batch: int = 250
+    graph: Graph, weights: Weights, side: Side, images: NDArray[np.uint8], batch: int | None = None
 ) -> NDArray[np.float32]:
     """Eval forward with full-precision weights and quantized activations: the accuracy of `W` itself."""
     tensors = {name: torch.tensor(tensor) for name, tensor in side.items()}
     layers = {name: LayerWeight(torch.tensor(tensor), torch.ones(()), 0) for name, tensor in weights.items()}
+    batch = batch or cached_batch(graph)
     with torch.no_grad():
         network = _Network(graph, tensors, layers.__getitem__, training=False)
         parts = [network.forward(images[i : i + batch]).numpy() for i in range(0, len(images), batch)]
