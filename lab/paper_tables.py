@@ -121,6 +121,7 @@ PARTS_OF_BEST = (
             ("alg2", "bits dealt by Alg. 2, not by least error", {"deal": "pruning_growing"}),
             ("slow", "η_eff = 0.01, not 0.1", {"code_learning_rate": 0.01}),
             ("channels", "one step per output channel", {"per_channel": True}),
+            ("untold", "losses not told of classes", {"logit_adjustment": 0.0}),
         )
     ),
     _method("fedmpq", "FedMPQ (paper)"),

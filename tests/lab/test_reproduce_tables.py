@@ -186,9 +186,10 @@ def test_the_parts_of_best_change_one_thing_each() -> None:
         "alg2": {"deal"},
         "slow": {"code_learning_rate"},
         "channels": {"per_channel"},
+        "untold": {"logit_adjustment"},
         "fedmpq": {"profile"},
         "averaged": {"method", "profile", "averaging"},
-        "fp32same": {"method", "profile", "averaging", "schedule", "statistics"},
+        "fp32same": {"method", "profile", "averaging", "schedule", "statistics", "logit_adjustment"},
     }
     # And each of them really is another run than the best profile's own.
     recipes = [cell.recipe() for cell in cells.values() if cell.method == "fedmpq"]
