@@ -67,6 +67,9 @@ class NoopEngine:
     def side(self) -> Side:
         return self._models[-1][2]
 
+    def rest(self) -> None:
+        """It has nothing that only training needs."""
+
     def notes(self) -> dict[str, list[float] | list[int]]:
         """When each round's model was there, and the bytes of its planes, steps and side tensors."""
         return {

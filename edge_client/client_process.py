@@ -32,6 +32,7 @@ from fedmpq.edge_client.round_work import READER_NAME, THREAD_NAME
 from fedmpq.edge_client.session import Board, Session, Settings
 from fedmpq.edge_client.state_folder import StateFolder
 from fedmpq.edge_client.transfer import Patience
+from fedmpq.system.heap import share_one_heap
 from fedmpq.system.logs import log_sentences, with_facts
 from fedmpq.system.machine import available_cores
 from fedmpq.system.memory import give_memory, memory_given, size_text
@@ -54,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """What `fedmpq client` does with its options."""
     # SIGTERM ends it cleanly also before the event loop runs, while data are loaded.
     signal.signal(signal.SIGTERM, _exit_cleanly)
+    share_one_heap()
     log_sentences(log, arguments.log_format)
     endpoint = _endpoint(arguments)
     settings = _settings(arguments)

@@ -29,6 +29,7 @@ from fedmpq.model.native_products import native_products
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws
 from fedmpq.model.task import CLASSIFICATION
+from fedmpq.system.heap import trim_heap
 from fedmpq.training.engine import Batch, Engine, EpochResult, Shift, WorkStopped
 from fedmpq.training.local_calibration import run_calibration
 from fedmpq.training.local_round import run_local_round
@@ -71,6 +72,9 @@ class StoppableEngine:
 
     def side(self) -> Side:
         return self._engine.side()
+
+    def rest(self) -> None:
+        self._engine.rest()
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -118,7 +122,10 @@ def make_update(
     bytes. It may take so many seconds."""
     plan = assignment.plan
     pace = Pace(plan.epochs * math.ceil(len(data.train) / plan.batch_size), seconds)
-    update = run_local_round(StoppableEngine(engine, stop, pace), graph, assignment, data.train, heard)
+    try:
+        update = run_local_round(StoppableEngine(engine, stop, pace), graph, assignment, data.train, heard)
+    finally:
+        engine.rest()
     return encode_update(graph, run_id, replace(update, evaluation=evaluation), coded=coded)
 
 
@@ -161,6 +168,8 @@ async def in_thread(work: Callable[[], T], stop: threading.Event, name: str = TH
             _tell(loop, outcome.set_exception, error)
         else:
             _tell(loop, outcome.set_result, result)
+        finally:
+            trim_heap()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

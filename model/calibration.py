@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 
 from fedmpq.model import integer_forward
 from fedmpq.model.graph import INPUT, BatchNorm, Conv2d, Graph, Node
-from fedmpq.model.integer_program import Accumulate, FoldedProduct, Step, Vector, compile_program
+from fedmpq.model.integer_program import (
+    Accumulate,
+    FoldedProduct,
+    IntegerProgram,
+    Step,
+    Vector,
+    compile_program,
+)
 from fedmpq.model.native_products import native_products, summed_products
 from fedmpq.model.quantized import Layers, Side
 from fedmpq.model.randomness import Draws, Purpose
@@ -53,11 +60,11 @@ def measure(graph: Graph, layers: Layers, side: Side, batches: Iterable[Images],
     """The statistics of the model over these batches, at least one, each of at least two images."""
     merged = MergedStatistics()
     # Which value is read last where is the same whatever the statistics.
-    last_readings = integer_forward.last_readings(compile_program(graph, layers, side))
+    readings = _Readings.of(compile_program(graph, layers, side))
     for images in batches:
         if len(images) < MIN_SAMPLES:
             raise ValueError(f"a batch of {len(images)} images has no variance; give at least {MIN_SAMPLES}")
-        forward = _SelfNormalisedForward(graph, images, last_readings, threads)
+        forward = _SelfNormalisedForward(graph, images, readings, threads)
         compile_program(graph, layers, side, forward.normalise)
         merged.add(len(images), forward.found)
     return merged.statistics()
@@ -107,13 +114,25 @@ class MergedStatistics:
         return found
 
 
+@dataclass(frozen=True)
+class _Readings:
+    """See the functions of `integer_forward`."""
+
+    last: list[set[str]]
+    once: set[str]
+
+    @classmethod
+    def of(cls, program: IntegerProgram) -> _Readings:
+        return cls(integer_forward.last_readings(program), integer_forward.read_once(program))
+
+
 class _SelfNormalisedForward:
     """The integer forward of one batch, run while its program is compiled: a BatchNorm is folded with the
     statistics that this batch has there."""
 
-    def __init__(self, graph: Graph, images: Images, last_readings: list[set[str]], threads: int) -> None:
+    def __init__(self, graph: Graph, images: Images, readings: _Readings, threads: int) -> None:
         self._threads = threads
-        self._last_readings = last_readings
+        self._readings = readings
         self._values: dict[str, integer_forward.Array] = {
             INPUT: images.astype(np.int32) - graph.input.zero_point
         }
@@ -139,12 +158,16 @@ class _SelfNormalisedForward:
         return mean.astype(np.float32), variance.astype(np.float32)
 
     def _run(self, steps: list[Step]) -> None:
-        for step, read in zip(steps[self._done :], self._last_readings[self._done :], strict=False):
+        for step, read in zip(steps[self._done :], self._readings.last[self._done :], strict=False):
             if isinstance(step, Accumulate) and step.output in self._sums:
-                self._values[step.output] = self._sums.pop(step.output) + step.bias
+                sums = self._sums.pop(step.output)
+                sums += step.bias
+                self._values[step.output] = sums
             else:
                 products = partial(native_products, threads=self._threads)
-                self._values[step.output] = integer_forward.apply(step, self._values, products)
+                self._values[step.output] = integer_forward.apply(
+                    step, self._values, products, self._readings.once
+                )
             for name in read:
                 del self._values[name]
         self._done = len(steps)

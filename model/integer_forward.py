@@ -6,7 +6,8 @@ Activations are kept NHWC. Sums of products are integers; a BLAS in float32 carr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from math import prod
 
 import numpy as np
@@ -37,6 +38,9 @@ CACHED_NUMBERS = 2**19
 """Numbers of 32 bits in the largest value of a batch, so that the few that a step reads and writes stay in a
 cache of some megabytes: with all of 250 images of 32x32 in a batch, ResNet-20 takes 1.7 times as long."""
 GREATEST_BATCH = 250
+PASS_NUMBERS = 2**16
+"""Of a value that several passes go over, so many numbers at a time: what one writes the next finds in the
+cache, and a board needs room for their copies alone."""
 
 
 def cached_batch(graph: Graph) -> int:
@@ -87,10 +91,10 @@ def _check_images(program: IntegerProgram, images: NDArray[np.uint8]) -> None:
 
 
 def _run(program: IntegerProgram, images: NDArray[np.uint8], products: Products) -> NDArray[np.float32]:
-    last_reads = last_readings(program)
+    last_reads, spent = last_readings(program), read_once(program)
     values: dict[str, Array] = {INPUT: images.astype(np.int32) - program.graph.input.zero_point}
     for step, read in zip(program.steps, last_reads, strict=True):
-        values[step.output] = apply(step, values, products)
+        values[step.output] = apply(step, values, products, spent)
         for name in read:
             del values[name]
     return values[program.output].astype(np.float32)
@@ -105,43 +109,80 @@ def last_readings(program: IntegerProgram) -> list[set[str]]:
     ]
 
 
+def read_once(program: IntegerProgram) -> set[str]:
+    """The values of arithmetic that a single step reads: its own result may take their place in memory.
+
+    What moves codes about may give them under another name, in the same place: those are not among them.
+    """
+    arithmetic = Accumulate | AddCodes | Requantize | QuantizeReal
+    readers = Counter(name for step in program.steps for name in _sources(step))
+    return {
+        step.output for step in program.steps if isinstance(step, arithmetic) and readers[step.output] == 1
+    }
+
+
 def _sources(step: Step) -> tuple[str, ...]:
     if isinstance(step, AddCodes | MultiplyCodes):
         return step.left, step.right
     return step.sources if isinstance(step, ConcatCodes) else (step.source,)
 
 
-def apply(step: Step, values: dict[str, Array], products: Products) -> Array:
-    """What a step gives for the values before it."""
-    if isinstance(step, AddCodes | MultiplyCodes):
-        return _combined(step, as_codes(values[step.left]), as_codes(values[step.right]))
+def apply(
+    step: Step, values: dict[str, Array], products: Products, spent: Collection[str] = frozenset()
+) -> Array:
+    """What a step gives for the values before it; it may overwrite those that are `spent` with it."""
+    if isinstance(step, MultiplyCodes):
+        return as_codes(values[step.left]) * as_codes(values[step.right])
+    if isinstance(step, AddCodes):
+        return _added(step, as_codes(values[step.left]), as_codes(values[step.right]), step.left in spent)
     if isinstance(step, ShapeStep):
         return computed(step, [as_codes(values[name]) for name in _sources(step)])
     source = values[step.source]
     if isinstance(step, Accumulate):
         return _accumulated(as_codes(source), step, products)
-    if isinstance(step, Requantize):
-        return clamped(source.astype(np.float32) * step.multiplier, step.low, step.high)
+    if isinstance(step, Requantize | QuantizeReal):
+        return _quantized(step, source, step.source in spent)
     if isinstance(step, Dequantize):
         return source.astype(np.float32) * step.scale
-    if isinstance(step, QuantizeReal):
-        return clamped(source.astype(np.float32) / step.scale, step.low, step.high)
     if isinstance(step, LookupCodes):
         return np.take(step.table, as_codes(source) - step.low)
     assert_never(step)
 
 
-def _combined(step: AddCodes | MultiplyCodes, left: Codes, right: Codes) -> Array:
-    if isinstance(step, MultiplyCodes):
-        return left * right
-    return left.astype(np.float32) * step.left_scale + right.astype(np.float32) * step.right_scale
+def _parts(value: Array) -> Iterator[slice]:
+    """Its images, some at a time (`PASS_NUMBERS`)."""
+    images = max(1, PASS_NUMBERS // max(1, prod(value.shape[1:])))
+    return (slice(start, start + images) for start in range(0, len(value), images))
+
+
+def _quantized(step: Requantize | QuantizeReal, source: Array, in_place: bool) -> Codes:
+    codes = source.view(np.int32) if in_place else np.empty(source.shape, np.int32)
+    for part in _parts(source):
+        real = source[part].astype(np.float32)
+        if isinstance(step, Requantize):
+            real *= step.multiplier
+        else:
+            real /= step.scale
+        codes[part] = clamped(real, step.low, step.high)
+    return codes
+
+
+def _added(step: AddCodes, left: Codes, right: Codes, in_place: bool) -> NDArray[np.float32]:
+    sums = left.view(np.float32) if in_place else np.empty(left.shape, np.float32)
+    for part in _parts(left):
+        real = left[part].astype(np.float32)
+        real *= step.left_scale
+        real += right[part].astype(np.float32) * step.right_scale
+        sums[part] = real
+    return sums
 
 
 def _accumulated(codes: Codes, step: Accumulate, products: Products) -> Codes:
     """A convolution reads features as an image of one pixel."""
     features = codes.ndim == 2 and isinstance(step.op, Conv2d)
     read = codes[:, None, None, :] if features else codes
-    sums = products(read, step.weight, step.op, step.bound) + step.bias
+    sums = products(read, step.weight, step.op, step.bound)
+    sums += step.bias
     return sums.reshape(codes.shape) if features else sums
 
 

@@ -34,7 +34,8 @@ def _products(
     codes: Codes, weight: NDArray[np.int8], op: Conv2d | Linear, threads: int, totals: Doubles | None
 ) -> Codes:
     zero = max(0, -int(codes.min(initial=0)))
-    stored = (codes + zero).astype(np.uint8)
+    stored = np.empty(codes.shape, np.uint8)
+    np.add(codes, zero, out=stored, casting="unsafe")
     height, width = (1, 1) if isinstance(op, Linear) else codes.shape[1:3]
     conv = conv_of(op, len(codes), height, width)
     sums = np.empty(conv.images * conv.outputs, np.int32)

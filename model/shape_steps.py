@@ -118,6 +118,8 @@ def computed(step: ShapeStep, sources: list[Codes]) -> Codes:
 
 
 def clamped(real: NDArray[np.float32], low: int, high: int) -> Codes:
-    """`clamp(rint(real), low, high)`."""
+    """`clamp(rint(real), low, high)`; `real` is overwritten."""
     assert real.dtype == np.float32
-    return np.clip(np.rint(real), low, high).astype(np.int32)
+    np.rint(real, out=real)
+    np.clip(real, low, high, out=real)
+    return real.astype(np.int32)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fedmpq.kernels.memory import Buffer
+from fedmpq.system.heap import forget_pages
 
 _ALIGNMENT = 64
 _KEPT = 8
@@ -161,3 +162,7 @@ class Arena:
             # The old one first: both at once would be the most memory that training ever takes.
             self.block = np.empty(0, np.uint8)
             self.block = np.empty(size, np.uint8)
+
+    def rest(self) -> None:
+        """Give the block's memory back until the next step writes to it; its place stays the same."""
+        forget_pages(self.block.ctypes.data, self.block.nbytes)

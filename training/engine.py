@@ -80,6 +80,9 @@ class Engine(Protocol):
     def side(self) -> Side:
         """The side tensors as they are now."""
 
+    def rest(self) -> None:
+        """Give back the memory that only training needs, until it trains again; the model stays."""
+
 
 @dataclass(frozen=True)
 class _Entry:

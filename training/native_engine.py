@@ -134,6 +134,9 @@ class NativeEngine:
     def side(self) -> Side:
         return self._side.tensors()
 
+    def rest(self) -> None:
+        self._arena.rest()
+
     def programs(self) -> list[Program]:
         """What its steps have the library run in one go, for measurements."""
         return [program for step in self._steps.values() for program in step.programs]

@@ -288,6 +288,9 @@ class TorchEngine:
     def side(self) -> Side:
         return {name: tensor.numpy().copy() for name, tensor in self._side.items()}
 
+    def rest(self) -> None:
+        """A step's memory is torch's own, which keeps what it has."""
+
     def _train_step(self, images: NDArray[np.uint8], answers: Answers) -> tuple[float, int]:
         network = _Network(self._graph, self._side, lambda name: self._layers[name].weight(), training=True)
         network.on_weight, network.on_side = self._update_weight, self._update_side

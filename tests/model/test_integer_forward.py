@@ -271,6 +271,42 @@ def test_the_batch_size_changes_nothing(batch: int) -> None:
     np.testing.assert_array_equal(logits(program, images, batch=batch, products=integer_products), expected)
 
 
+@pytest.mark.parametrize("numbers", [1, 100, 2**20])
+def test_how_many_numbers_a_pass_takes_changes_nothing(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
+    program = small_model().program()
+    images = random_images(program.graph, 7)
+    expected = trace_values(program, images)
+    monkeypatch.setattr(integer_forward, "PASS_NUMBERS", numbers)
+    found = trace_values(program, images)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+    np.testing.assert_array_equal(logits(program, images), expected[program.output])
+
+
+def test_a_value_that_two_steps_read_is_not_overwritten_by_the_first() -> None:
+    """Each step is given values of its own, and those that it may not overwrite are compared afterwards."""
+    program = small_model().program()
+    values = trace_values(program, random_images(program.graph, 3))
+    spent, overwritten = integer_forward.read_once(program), set()
+    for step in program.steps:
+        given = {name: value.copy() for name, value in values.items()}
+        result = integer_forward.apply(step, given, integer_forward.numpy_products, spent)
+        np.testing.assert_array_equal(result, values[step.output])
+        overwritten |= {name for name in given if not np.array_equal(given[name], values[name])}
+    assert overwritten
+    assert overwritten <= spent
+
+
+def test_batches_are_as_large_as_the_cache_allows() -> None:
+    small = small_model().graph
+    assert integer_forward.cached_batch(small) == integer_forward.GREATEST_BATCH
+    wide = replace(small, input=replace(small.input, height=512, width=512))
+    assert integer_forward.cached_batch(wide) == max(
+        1, integer_forward.CACHED_NUMBERS // max(math.prod(shape) for shape in wide.shapes.values())
+    )
+    assert integer_forward.cached_batch(wide) < 10
+
+
 def test_images_may_lie_scattered_in_memory() -> None:
     program = small_model().program()
     images = random_images(program.graph, 8)

@@ -69,6 +69,9 @@ class Recorder:
     def layers(self) -> Layers:
         return self._trained or self.loaded
 
+    def rest(self) -> None:
+        """There is nothing to give back."""
+
     def fractions(self) -> Mapping[str, Fractions]:
         still = {name: np.zeros(layer.codes.size, np.int8) for name, layer in self.loaded.items()}
         return self._fractions or still

@@ -120,6 +120,21 @@ def test_what_was_handed_over_does_not_change() -> None:
     assert all(np.array_equal(kept[name], layer.codes) for name, layer in before[1].items())
 
 
+def test_a_rest_changes_nothing() -> None:
+    """What lies in the block between two steps is nothing that the second needs."""
+    model = small_model("bottlenecks")
+    batches = [random_batch(model[0], count) for count in (8, 5, 8)]
+    engines = loaded(model, PAPER), loaded(model, PAPER)
+    for batch in batches:
+        for engine in engines:
+            engine.train_epoch([batch])
+        engines[1].rest()
+    codes = [{name: layer.codes for name, layer in engine.layers().items()} for engine in engines]
+    assert all(np.array_equal(codes[0][name], codes[1][name]) for name in codes[0])
+    sides = [engine.side() for engine in engines]
+    assert all(np.array_equal(sides[0][name], sides[1][name]) for name in sides[0])
+
+
 def test_an_empty_epoch_changes_nothing() -> None:
     model = small_model("images")
     engine = loaded(model)
