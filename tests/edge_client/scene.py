@@ -46,6 +46,11 @@ class Scene:
     def outbox(self) -> list[Path]:
         return list((self.folder / "outbox").iterdir())
 
+    @property
+    def keeps_an_answer(self) -> bool:
+        """Whether one is durable; its delivery may have begun before."""
+        return (self.folder / "outbox" / "pending.json").exists()
+
     def play(self, scenario: Callable[[], Awaitable[None]]) -> None:
         asyncio.run(asyncio.wait_for(scenario(), 180))
 
