@@ -95,6 +95,7 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
                        int64_t{columns.step} * c.channels);
     };
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
+    if (scratch.next >= 0 && g == 0) fetch_ahead(source, scratch.next);
     if (deep) {
       for (int y = 0; y < rows.count; ++y) {
         ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, columns.count,

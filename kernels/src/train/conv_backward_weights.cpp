@@ -84,18 +84,28 @@ void to_quads(const FedmpqConv& c, const int8_t* errors, int outputs, int64_t bl
   }
 }
 
-// 32 bits hold the sums of an image: a product with one of the codes would not fit else.
-void sum_errors(const int8_t* errors, int64_t pixels, int channels, int64_t* sums) {
-  for (int o = 0; o < channels; o += lanes) {
-    const int own = channels - o < lanes ? channels - o : lanes;
-    int32_t part[lanes] = {};
-    for (int64_t p = 0; p < pixels; ++p)
-      if (own == lanes)
-        for (int l = 0; l < lanes; ++l) part[l] += errors[p * channels + o + l];
-      else
-        for (int l = 0; l < own; ++l) part[l] += errors[p * channels + o + l];
-    for (int l = 0; l < own; ++l) sums[o + l] += part[l];
+// sums[l] += the errors of 16 outputs over the pixels, of which there are so few that 16 bits hold their sums.
+void sum_lanes(const int8_t* errors, int64_t stride, int64_t pixels, int64_t* sums) {
+  using shuffle::V16, shuffle::S8;
+  S8 part[2] = {};
+  for (int64_t p = 0; p < pixels; ++p, errors += stride) {
+    const V16 bytes = shuffle::load(reinterpret_cast<const uint8_t*>(errors));
+    // A byte twice is a 16-bit number of which the upper half is the error.
+    part[0] += reinterpret_cast<S8>(shuffle::low(bytes, bytes)) >> 8;
+    part[1] += reinterpret_cast<S8>(shuffle::high(bytes, bytes)) >> 8;
   }
+  for (int l = 0; l < lanes; ++l) sums[l] += part[l / 8][l % 8];
+}
+
+// sums[o] += the errors of each output over all pixels.
+void sum_errors(const int8_t* errors, int64_t pixels, int channels, int64_t* sums) {
+  constexpr int64_t few = 32767 / 128;
+  const int whole = channels / lanes * lanes;
+  for (int64_t first = 0; first < pixels; first += few)
+    for (int o = 0; o < whole; o += lanes)
+      sum_lanes(errors + first * channels + o, channels, pixels - first < few ? pixels - first : few, sums + o);
+  for (int o = whole; o < channels; ++o)
+    for (int64_t p = 0; p < pixels; ++p) sums[o] += errors[p * channels + o];
 }
 
 // What one thread gathers over its images: sums of as many of them as 32 bits hold, and of all if those are more. Until there
@@ -317,6 +327,8 @@ class WeightGradient {
       to_quads(c_, errors_of(image) + g * outputs_, outputs_, block_, errors_of(c_.images),
                own.quads.data() + int64_t{i} * c_.out_height * quads_ * lanes * 4);
     }
+    for (int i = 0; i < count && g == 0; ++i)
+      if (const int next = first + (count + i) * slots_; next < c_.images) fetch_ahead(source_, next);
     for (int tap = 0; tap < taps_; ++tap)
       for (int b = 0; b < blocks_; b += 2) multiply(count, tap, b, g, own);
   }

@@ -32,6 +32,7 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
   const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest);
   const bool enough = with_scratch(raw, layout.size(), 1, c.images, threads, [&](int image, Scratch& scratch) {
     pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
+    if (scratch.next >= 0) fetch_ahead(source, scratch.next);
     const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
     for (int y = 0; y < c.out_height; ++y) {
       ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
@@ -113,6 +114,7 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
     int32_t* out = acc + int64_t{image} * c.out_height * row;
     const Serial serial{packed.bits, packed.planes.data() + g * packed.group_words, scratch.planes.data()};
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
+    if (scratch.next >= 0 && g == 0) fetch_ahead(source, scratch.next);
     correlate(
         product, layout, segments, scratch.padded.data(), packed.tiles.data() + g * packed.group_bytes, fit, serial,
         start.of(g),

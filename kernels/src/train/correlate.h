@@ -148,6 +148,7 @@ struct Taps {
 struct Scratch {
   Buffer<uint8_t> bytes, padded, planes;
   Buffer<int32_t> sums;
+  int next = -1;  // the item that comes after the one under way, if any
   Scratch(int64_t raw, int64_t copy, int64_t band)
       : bytes(raw + slack), padded(copy), planes(copy / 2 + slack), sums(band) {}
   explicit operator bool() const { return bytes && padded && planes && sums; }
@@ -163,7 +164,10 @@ bool with_scratch(int64_t raw, int64_t copy, int64_t band, int items, int thread
       enough = false;
       return;
     }
-    for (int item = slot; item < items; item += slots) body(item, scratch);
+    for (int item = slot; item < items; item += slots) {
+      scratch.next = item + slots < items ? item + slots : -1;
+      body(item, scratch);
+    }
   });
   return enough;
 }

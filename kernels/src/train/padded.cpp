@@ -92,6 +92,13 @@ const uint8_t* bytes_of(const Source& source, int image, int64_t count, uint8_t*
   return scratch;
 }
 
+void fetch_ahead(const Source& source, int image) {
+  constexpr int64_t line = 64, most = 1 << 16;  // bytes; more would drive out what is in use
+  const int64_t bytes = source.bytes < most ? source.bytes : most;
+  const uint8_t* from = source.data + image * source.bytes;
+  for (int64_t at = 0; at < bytes; at += line) __builtin_prefetch(from + at, 0, 2);
+}
+
 void pad(const Layout& layout, const Source& source, int image, int group, uint8_t* scratch, uint8_t* out) {
   if (by_rows(layout, source)) return pad_rows(layout, source, image, out);
   const int64_t count = int64_t{layout.height} * layout.width * layout.channels;

@@ -50,6 +50,9 @@ Layout forward_layout(const FedmpqConv& c, uint8_t fill);
 // One image's bytes, in `scratch` unless they are there as they are.
 const uint8_t* bytes_of(const Source& source, int image, int64_t count, uint8_t* scratch);
 
+// Asks for an image's bytes before its turn comes: they arrive while the products of the one before are computed.
+void fetch_ahead(const Source& source, int image);
+
 // The padded copy of one group of an image.
 void pad(const Layout& layout, const Source& source, int image, int group, uint8_t* scratch, uint8_t* out);
 

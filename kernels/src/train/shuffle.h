@@ -9,6 +9,7 @@ namespace shuffle {
 
 typedef uint8_t V16 __attribute__((vector_size(16)));
 typedef uint16_t W8 __attribute__((vector_size(16)));
+typedef int16_t S8 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 
 // GCC knows this only from version 12 on.
