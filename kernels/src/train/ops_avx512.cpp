@@ -29,16 +29,21 @@ inline void store_bytes<16>(Ints<16> value, uint8_t* to) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(same_bits<__m512i>(value)));
 }
 
+// One permutation where widening and a shift would be two turns: number i goes to the upper half of lane i.
 template <>
 inline Words<16> load_upper<16>(const uint16_t* from) {
-  const __m512i halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  return same_bits<Words<16>>(_mm512_slli_epi32(halves, 16));
+  const __m512i halves = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  // Lane i of this has i in its upper half; the lower ones are zeroed.
+  const __m512i order = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 16);
+  return same_bits<Words<16>>(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, order, halves));
 }
 
+// The upper half of lane i is number i.
 template <>
 inline void store_upper<16>(Words<16> bits, uint16_t* to) {
-  const __m512i halves = _mm512_srli_epi32(same_bits<__m512i>(bits), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(halves));
+  const __m512i order = _mm512_castsi256_si512(_mm256_setr_epi16(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+  const __m512i halves = _mm512_permutexvar_epi16(order, same_bits<__m512i>(bits));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(halves));
 }
 
 template <>
