@@ -14,16 +14,17 @@ TABLE = 256
 
 
 def conv_forward(
-    conv: Conv, codes: StoredCodes, weights: Memory, threads: int, acc: Memory, sums: Memory | None
+    conv: Conv, codes: StoredCodes, weights: Memory, threads: int, acc: Memory | None, sums: Memory | None
 ) -> Call:
-    """Accumulators into `acc` and, if wanted, each channel's sum and sum of squares into `sums`."""
+    """Accumulators into `acc`, if there is one, and, if wanted, each channel's sum and sum of squares into
+    `sums`."""
     return CheckedCall(
         "fedmpq_conv_forward",
         conv,
         codes.struct(conv.images, conv.inputs),
         Elements(weights, conv.weights),
         threads,
-        Elements(acc, conv.images * conv.outputs),
+        None if acc is None else Elements(acc, conv.images * conv.outputs),
         None if sums is None else Elements(sums, 2 * conv.out_channels),
     )
 
@@ -37,12 +38,12 @@ def conv_backward_sums(
     rescale: Rescale,
     normalize: Normalize,
     threads: int,
-    acc: Memory,
+    acc: Memory | None,
     sums: Memory,
 ) -> Call:
-    """Accumulators again into `acc`, and into `sums`, by channel: the sum of errors passed, of those times
-    the normalized value, and of errors clipped above and below. What `keep` has `kept`, and whether it fits,
-    takes the place of products if it does fit, and if there is memory for it."""
+    """Accumulators again into `acc`, if there is one, and into `sums`, by channel: the sum of errors passed,
+    of those times the normalized value, and of errors clipped above and below. What `keep` has `kept`, and
+    whether it fits, takes the place of products if it does fit, and if there is memory for it."""
     held, fit = (None, None) if kept is None else kept
     return CheckedCall(
         "fedmpq_conv_backward_sums",
@@ -55,7 +56,7 @@ def conv_backward_sums(
         rescale.struct(conv.out_channels),
         normalize.struct(conv.out_channels),
         threads,
-        Elements(acc, conv.images * conv.outputs),
+        None if acc is None else Elements(acc, conv.images * conv.outputs),
         Elements(sums, 4 * conv.out_channels),
     )
 
@@ -139,6 +140,55 @@ def backward_error(
         threads,
         Elements(out, total),
         Elements(greatest, extent.images),
+    )
+
+
+def conv_requantize(
+    conv: Conv, codes: StoredCodes, weights: Memory, rescale: Rescale, pairs: bool, threads: int, out: Memory
+) -> Call:
+    """What `requantize` makes of accumulators, which are computed for it alone."""
+    return CheckedCall(
+        "fedmpq_conv_requantize",
+        conv,
+        codes.struct(conv.images, conv.inputs),
+        Elements(weights, conv.weights),
+        rescale.struct(conv.out_channels),
+        pairs,
+        threads,
+        Elements(out, StoredCodes.nbytes(conv.images, conv.outputs, pairs)),
+    )
+
+
+def conv_backward_error(
+    conv: Conv,
+    codes: StoredCodes,
+    weights: Memory,
+    error: Memory,
+    rescale: Rescale,
+    normalize: Normalize,
+    gain: Memory,
+    mean_g: Memory,
+    mean_gx: Memory,
+    threads: int,
+    out: Memory,
+    greatest: Memory,
+) -> Call:
+    """What `backward_error` makes of accumulators, which are computed for it alone."""
+    total, channels = conv.images * conv.outputs, conv.out_channels
+    return CheckedCall(
+        "fedmpq_conv_backward_error",
+        conv,
+        codes.struct(conv.images, conv.inputs),
+        Elements(weights, conv.weights),
+        Elements(error, total),
+        rescale.struct(channels),
+        normalize.struct(channels),
+        Elements(gain, channels),
+        Elements(mean_g, channels),
+        Elements(mean_gx, channels),
+        threads,
+        Elements(out, total),
+        Elements(greatest, conv.images),
     )
 
 

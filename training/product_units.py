@@ -28,6 +28,11 @@ Vector = NDArray[np.float32]
 # With so many products or more in each, it takes longer to compute accumulators again than to keep them.
 _WORTH_KEEPING = 64
 
+# Accumulators of so many bytes or more leave the caches: to store and read them takes longer than to compute
+# them again for each use, if so few products or fewer are in each.
+_MANY_BYTES = 8_000_000
+_FEW_PRODUCTS = 32
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -58,6 +63,8 @@ class ProductForward:
     compute: Call
     """The map of the step under way."""
     requantize: Call
+    stored: bool
+    """Whether accumulators are stored between the calls that use them, or computed by each of these."""
 
     @classmethod
     def bind(cls, unit: ProductUnit, quantizer: Quantizer, binding: Binding) -> ProductForward:
@@ -69,25 +76,26 @@ class ProductForward:
         binding.sparing.add(unit.output)
         weights = binding.layout.buffer(conv.weights, np.int8)
         fetch = _bind_weights(conv, layer, weights, binding)
-        acc = binding.layout.buffer(conv.images * conv.outputs, np.int32)
+        acc = _bind_accumulators(unit, conv, binding)
         sums = None if unit.norm is None else binding.scratch.sums
         multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, sums))
-        kept = None if unit.output in binding.unlearnt else _bind_keeping(conv, acc, binding)
+        kept = None if acc is None or unit.output in binding.unlearnt else _bind_keeping(conv, acc, binding)
         channel_map = _bind_map(unit, conv, layer, source, target, binding)
         compute = channel_map.bind(binding, f"layer {unit.node.name!r}")
-        requantize = binding.bind(
-            bound.requantize(
-                acc, _extent(conv), channel_map.rescale, target.pairs, binding.threads, target.buffer
-            )
+        rest = channel_map.rescale, target.pairs, binding.threads, target.buffer
+        requantize = (
+            bound.conv_requantize(conv, source.codes, weights, *rest)
+            if acc is None
+            else bound.requantize(acc, _extent(conv), *rest)
         )
-        calls = fetch, multiply, kept, channel_map, compute, requantize
-        return cls(unit, quantizer, layer, source, target, conv, weights, *calls)
+        calls = fetch, multiply, kept, channel_map, compute, binding.bind(requantize)
+        return cls(unit, quantizer, layer, source, target, conv, weights, *calls, acc is not None)
 
     def bind_backward(self, binding: Binding) -> BoundProduct:
         conv, layout, threads, this_map = self.conv, binding.layout, binding.threads, self.map
         error = binding.errors.pop(self.unit.output)
         shared = any(other is error for other in binding.errors.values())
-        acc = layout.buffer(conv.images * conv.outputs, np.int32)
+        acc = layout.buffer(conv.images * conv.outputs, np.int32) if self.stored else None
         kept = None if self.kept is None else (self.kept.buffer, self.kept.fit)
         sum_up = binding.bind(
             bound.conv_backward_sums(
@@ -109,19 +117,12 @@ class ProductForward:
         )
         greatest = layout.buffer(conv.images, np.float32)
         turned = layout.buffer(error.count, np.uint16) if shared else error
+        maps = this_map.rescale, this_map.normalize, this_map.gain
+        rest = *maps, *side.means, threads, turned, greatest
         turn = binding.bind(
-            bound.backward_error(
-                acc,
-                error,
-                _extent(conv),
-                this_map.rescale,
-                this_map.normalize,
-                this_map.gain,
-                *side.means,
-                threads,
-                turned,
-                greatest,
-            )
+            bound.conv_backward_error(conv, self.source.codes, self.weights, error, *rest)
+            if acc is None
+            else bound.backward_error(acc, error, _extent(conv), *rest)
         )
         learner = Learner(self.unit, conv, self.weights, turned, greatest, conv.images, binding)
         return BoundProduct(self, ProductBackward(sum_up, side, turn, learner))
@@ -291,6 +292,17 @@ class Logits(StepUnit):
         if self._bias is not None:
             # One image after the other: a sum in another order is another number.
             self._bias[...] = np.add.accumulate(self._rows)[-1]
+
+
+def _bind_accumulators(unit: ProductUnit, conv: Conv, binding: Binding) -> StepBuffer | None:
+    """Memory for accumulators; none where it takes less time to compute them again for each use."""
+    count = conv.images * conv.outputs
+    few = conv.weights // conv.out_channels <= _FEW_PRODUCTS and count * 4 >= _MANY_BYTES
+    whole_bytes = conv.out_width * conv.out_channels % 2 == 0  # of every row
+    # Without BatchNorm's sums, codes would need no product before the one that makes them.
+    if few and whole_bytes and conv.groups in (1, conv.channels) and unit.norm is not None:
+        return None
+    return binding.layout.buffer(count, np.int32)
 
 
 def _bind_keeping(conv: Conv, acc: Buffer, binding: Binding) -> Kept | None:

@@ -57,6 +57,17 @@ def backward_sums(conv: Conv, kept: Any = None) -> Call:
     return bound.conv_backward_sums(conv, codes(), weights, kept, error, rescale(), normalize, 2, acc, sums)
 
 
+def requantize_again(conv: Conv) -> Call:
+    weights, out = np.ones(4096, np.int8), np.zeros(4096, np.uint8)
+    return bound.conv_requantize(conv, codes(), weights, rescale(), False, 2, out)
+
+
+def error_again(conv: Conv) -> Call:
+    weights, error, out = np.ones(4096, np.int8), np.zeros(4096, np.uint16), np.zeros(4096, np.uint16)
+    maps = rescale(), Normalize(floats(64), floats(64)), floats(64), floats(64), floats(64)
+    return bound.conv_backward_error(conv, codes(), weights, error, *maps, 2, out, floats(64))
+
+
 def backward_input(conv: Conv) -> Call:
     weights, errors = np.ones(4096, np.int8), np.ones(4096, np.int8)
     return bound.conv_backward_input(conv, errors, weights, 1.0, False, 2, np.zeros(4096, np.uint16))
@@ -81,7 +92,7 @@ def calls_of(pool: Pool) -> list[Call]:
     ]
 
 
-PRODUCTS = [forward, backward_sums, backward_input, backward_weights]
+PRODUCTS = [forward, backward_sums, requantize_again, error_again, backward_input, backward_weights]
 
 
 @pytest.mark.parametrize("make", PRODUCTS)

@@ -276,6 +276,25 @@ def test_kept_accumulators_change_nothing(
     assert_same(outcomes[0], outcomes[2])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_accumulators_computed_again_for_each_use_change_nothing(
+    isa: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model = small_model(name)
+    outcomes = [outcome(loaded(model), model[0], (8, 3, 8))]
+    monkeypatch.setattr(product_units, "_MANY_BYTES", 0)
+    monkeypatch.setattr(product_units, "_FEW_PRODUCTS", 10**9)
+    for threads in (1, 3):
+        engine = loaded(model, threads=threads)
+        outcomes.append(outcome(engine, model[0], (8, 3, 8)))
+        assert_same(outcomes[0], outcomes[-1])
+        for this in (unit.bound for unit in engine._steps[8]._units if isinstance(unit, Product)):
+            odd = this.conv.out_width * this.conv.out_channels % 2 == 1
+            grouped = this.conv.groups not in (1, this.conv.channels)
+            assert this.stored == (odd or grouped or this.unit.norm is None)
+
+
 def test_accumulators_too_large_for_16_bits_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights the greatest there is: 72 products of 127 and a code."""
     graph, layers, side = small_model("residuals")

@@ -60,6 +60,9 @@ typedef struct {
 } FedmpqNormalize;
 
 // acc = sum of code * weight; padding has code 0. If sums is not null: sums[0][o] = sum of acc, sums[1][o] = sum of acc^2.
+// Without groups, or with as many as channels, acc may be null, here and in fedmpq_conv_backward_sums: where a product takes
+// less time than memory does, accumulators are computed again whenever they are needed, by fedmpq_conv_requantize and
+// fedmpq_conv_backward_error too.
 FEDMPQ_API int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
                                        int32_t threads, int32_t* acc, double* sums);
 
@@ -108,6 +111,15 @@ FEDMPQ_API int32_t fedmpq_backward_error(const int32_t* acc, const uint16_t* err
                                          const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
                                          const float* gain, const float* mean_g, const float* mean_gx, int32_t threads,
                                          uint16_t* out, float* greatest);
+
+// The same as fedmpq_conv_forward with fedmpq_requantize or fedmpq_backward_error of what it gives, which is nowhere stored.
+// Pairs of codes have rows of whole bytes, unless there is but one.
+FEDMPQ_API int32_t fedmpq_conv_requantize(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+                                          const FedmpqRescale* rescale, int32_t pairs, int32_t threads, uint8_t* out);
+FEDMPQ_API int32_t fedmpq_conv_backward_error(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+                                              const uint16_t* error, const FedmpqRescale* rescale,
+                                              const FedmpqNormalize* normalize, const float* gain, const float* mean_g,
+                                              const float* mean_gx, int32_t threads, uint16_t* out, float* greatest);
 
 // Codes of so many bits as products take them: 2 * code - (2^bits - 1) below 8 bits, code - 128 at 8.
 FEDMPQ_API int32_t fedmpq_integer_weights(const uint8_t* codes, int64_t count, uint32_t bits, int8_t* out);

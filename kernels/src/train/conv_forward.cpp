@@ -9,6 +9,26 @@
 namespace fedmpq {
 namespace {
 
+// Some rows of an image's accumulators while they are in the cache, and room for as many bytes.
+struct Band {
+  int image, y, rows;
+  const int32_t* sums;
+  uint8_t* bytes;
+};
+
+// What is done with a band: a lambda by its address, so that products are compiled once for all of them.
+class After {
+ public:
+  template <class Body>
+  After(const Body& body)
+      : body_(&body), call_([](const void* own, const Band& band) { (*static_cast<const Body*>(own))(band); }) {}
+  void operator()(const Band& band) const { call_(body_, band); }
+
+ private:
+  const void* body_;
+  void (*call_)(const void*, const Band&);
+};
+
 // Pixels of one group's outputs to their place among all channels.
 void scatter(const int32_t* sums, int64_t pixels, int outputs, int channels, int32_t* out) {
   const int64_t runs = outputs == channels ? 1 : pixels, run = outputs * pixels / runs;
@@ -16,9 +36,8 @@ void scatter(const int32_t* sums, int64_t pixels, int outputs, int channels, int
     std::memcpy(out + x * channels, sums + x * run, static_cast<size_t>(run) * sizeof(int32_t));
 }
 
-template <class After>
 int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int greatest,
-                          int threads, int32_t* acc, After after) {
+                          int threads, int32_t* acc, const After& after) {
   const Layout layout = forward_layout(c, static_cast<uint8_t>(zero));
   if (!layout.is_small()) return not_valid;
   const int taps = c.kernel_h * c.kernel_w;
@@ -28,21 +47,26 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
   for (int k = 0; k < taps; ++k)
     for (int i = 0; i < c.channels; ++i) by_tap.data()[k * c.channels + i] = weights[i * taps + k];
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
-  const int64_t out = int64_t{c.out_height} * c.out_width * c.channels;
+  const int64_t row = int64_t{c.out_width} * c.channels;
   const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest);
-  const bool enough = with_scratch(raw, layout.size(), 1, c.images, threads, [&](int image, Scratch& scratch) {
+  const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
+  const int64_t room = band * row;
+  const auto one_image = [&](int image, Scratch& scratch) {
     pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
     if (scratch.next >= 0) fetch_ahead(source, scratch.next);
-    const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
     for (int y = 0; y < c.out_height; ++y) {
+      const int first = y / band * band;
+      int32_t* sums = acc != nullptr ? acc + (int64_t{image} * c.out_height + first) * row : scratch.sums.data();
       ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
                        c.stride_w * c.channels, c.out_width, c.channels, taps, zero,
                        c.dilation_w == c.stride_w ? c.kernel_w : 1, source.pairs, fit, at.offsets.data(), by_tap.data(),
-                       acc + image * out + int64_t{y} * c.out_width * c.channels});
-      if ((y + 1) % band == 0 || y + 1 == c.out_height) after(image, y / band * band, y % band + 1);
+                       sums + (y - first) * row});
+      if ((y + 1) % band == 0 || y + 1 == c.out_height)
+        after(Band{image, first, y - first + 1, sums, scratch.bytes.data()});
     }
-  });
-  return enough ? 0 : no_memory;
+  };
+  const int64_t bytes = raw < room ? room : raw;
+  return with_scratch(bytes, layout.size(), room, c.images, threads, one_image) ? 0 : no_memory;
 }
 
 // Every group's weights as tiles read them and, where the bit-serial form is used, as bit-planes.
@@ -84,11 +108,10 @@ struct Packed {
   }
 };
 
-// The accumulators of every image, with weights of at most `greatest`; after(image, y, rows) in the order of an image's rows as soon as those of some are
-// there, while they are in the cache.
-template <class After>
+// The accumulators of every image, with weights of at most `greatest`; after(band) in the order of an image's rows as soon
+// as some are there. Without `acc` they are nowhere else.
 int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int greatest,
-                 int threads, int32_t* acc, After after) {
+                 int threads, int32_t* acc, const After& after) {
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
   if (is_depthwise(c))
     return depthwise_forward(c, source_of(codes, pairs, raw, 0), zero, weights, greatest, threads, acc, after);
@@ -111,24 +134,24 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   const bool direct = c.groups == 1 && outputs == stride;  // rows that need no tidying are summed where they belong
   const auto one_group = [&](int image, int g, Scratch& scratch) {
-    int32_t* out = acc + int64_t{image} * c.out_height * row;
+    int32_t* out = acc != nullptr ? acc + int64_t{image} * c.out_height * row : nullptr;
     const Serial serial{packed.bits, packed.planes.data() + g * packed.group_words, scratch.planes.data()};
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
     if (scratch.next >= 0 && g == 0) fetch_ahead(source, scratch.next);
     correlate(
         product, layout, segments, scratch.padded.data(), packed.tiles.data() + g * packed.group_bytes, fit, serial,
         start.of(g),
-        [&](int y) { return direct ? out + y * row : scratch.sums.data(); },
+        [&](int y) { return direct && out != nullptr ? out + y * row : scratch.sums.data(); },
         [&](int y, int rows, int32_t* sums) {
-          if (!direct) {
-            const int64_t pixels = int64_t{rows} * c.out_width;
-            tidy(sums, pixels, outputs, stride);
-            scatter(sums, pixels, outputs, c.out_channels, out + y * row + g * outputs);
-          }
-          if (g == c.groups - 1) after(image, y, rows);
+          const int64_t pixels = int64_t{rows} * c.out_width;
+          if (!direct) tidy(sums, pixels, outputs, stride);
+          if (!direct && out != nullptr) scatter(sums, pixels, outputs, c.out_channels, out + y * row + g * outputs);
+          if (g < c.groups - 1) return;
+          after(Band{image, y, rows, out != nullptr ? out + y * row : sums, scratch.bytes.data()});
         });
   };
-  const bool enough = with_scratch(raw, layout.size(), int64_t{product.band()} * c.out_width * stride, c.images, threads,
+  const int64_t room = int64_t{product.band()} * c.out_width * stride;
+  const bool enough = with_scratch(raw < room ? room : raw, layout.size(), room, c.images, threads,
                                    [&](int image, Scratch& scratch) {
                                      for (int g = 0; g < c.groups; ++g) one_group(image, g, scratch);
                                    });
@@ -136,16 +159,17 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
 }
 
 // The same of images by themselves, however they are multiplied.
-template <class After>
 int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* weights, int greatest, int threads,
-                int32_t* acc, After after) {
+                int32_t* acc, const After& after) {
   if (c.images == 0) return 0;
   const bool pairs = codes.pairs != 0;
   const FedmpqConv row = side_by_side(c, pairs, threads);
   const int together = c.images / row.images;
   if (together <= 1) return products(c, codes.data, pairs, codes.zero, weights, greatest, threads, acc, after);
-  return products(row, codes.data, pairs, codes.zero, weights, greatest, threads, acc, [&](int item, int, int) {
-    for (int i = 0; i < together; ++i) after(item * together + i, 0, c.out_height);
+  const int64_t outputs = int64_t{c.out_height} * c.out_width * c.out_channels;
+  return products(row, codes.data, pairs, codes.zero, weights, greatest, threads, acc, [&](const Band& band) {
+    for (int i = 0; i < together; ++i)
+      after(Band{band.image * together + i, 0, c.out_height, band.sums + i * outputs, band.bytes});
   });
 }
 
@@ -160,10 +184,10 @@ struct BackwardSums {
 
   int64_t row() const { return int64_t{c.out_width} * c.out_channels; }
 
-  void computed(int image, int y, int rows) const {
-    float* own = parts[image];
-    const int64_t first = (int64_t{image} * c.out_height + y) * row();
-    ops().backward_sums(acc + first, error + first, int64_t{rows} * c.out_width, c.out_channels, rescale, normalize.norm,
+  void computed(const Band& band) const {
+    float* own = parts[band.image];
+    const int64_t first = (int64_t{band.image} * c.out_height + band.y) * row();
+    ops().backward_sums(band.sums, error + first, int64_t{band.rows} * c.out_width, c.out_channels, rescale, normalize.norm,
                         normalize.bias, own, own + c.out_channels, own + 2 * c.out_channels, own + 3 * c.out_channels);
   }
 
@@ -176,10 +200,14 @@ struct BackwardSums {
   }
 };
 
+// The groups of a convolution are multiplied one after the other, so that all outputs of a pixel are nowhere but in `acc`.
+bool needs_accumulators(const FedmpqConv& c) { return c.groups > 1 && !is_depthwise(c); }
+
 // 0 if the arguments that every forward product has are what the kernels rely on; `greatest` is then the weights'.
 int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, const int32_t* acc,
                        int& greatest) {
-  if (!is_valid(conv) || !is_valid(codes) || !given(weights, acc)) return not_valid;
+  if (!is_valid(conv) || !is_valid(codes) || !given(weights)) return not_valid;
+  if (acc == nullptr && needs_accumulators(*conv)) return not_valid;
   greatest = greatest_weight(*conv, weights);
   return sums_fit(terms_of(*conv), greatest_code(*codes), greatest) ? 0 : sums_too_large;
 }
@@ -195,15 +223,15 @@ int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, co
   if (const int32_t status = forward_status(conv, codes, weights, acc, greatest); status != 0) return status;
   const FedmpqConv c = shortest_stride(*conv);
   threads = threads_of(threads);
-  const int64_t row = int64_t{c.out_width} * c.out_channels;
-  if (sums == nullptr) return forward(c, *codes, weights, greatest, threads, acc, [](int, int, int) {});
+  if (sums == nullptr) return forward(c, *codes, weights, greatest, threads, acc, [](const Band&) {});
   InOrder<double> parts(c.images, 2 * c.out_channels);
   if (!parts) return no_memory;
   const int64_t most = terms_of(c) * greatest_code(*codes) * greatest;
   const int64_t fit = most > 0 ? INT32_MAX / most : INT32_MAX;
-  const int32_t status = forward(c, *codes, weights, greatest, threads, acc, [&](int image, int y, int rows) {
-    ops().statistics(acc + (int64_t{image} * c.out_height + y) * row, int64_t{rows} * c.out_width, c.out_channels,
-                     fit > 1 ? fit : 1, parts[image], parts[image] + c.out_channels);
+  const int32_t status = forward(c, *codes, weights, greatest, threads, acc, [&](const Band& band) {
+    double* own = parts[band.image];
+    ops().statistics(band.sums, int64_t{band.rows} * c.out_width, c.out_channels, fit > 1 ? fit : 1, own,
+                     own + c.out_channels);
   });
   parts.total(sums);
   return status;
@@ -228,7 +256,42 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* cod
     parallel(c.images, threads, [&](int image, int) { sum.kept(image, kept); });
   else
     status = forward(c, *codes, weights, greatest, threads, acc,
-                     [&](int image, int y, int rows) { sum.computed(image, y, rows); });
+                     [&](const Band& band) { sum.computed(band); });
   parts.total(sums);
   return status;
+}
+
+int32_t fedmpq_conv_requantize(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+                               const FedmpqRescale* rescale, int32_t pairs, int32_t threads, uint8_t* out) {
+  int greatest = 0;
+  if (const int32_t status = forward_status(conv, codes, weights, nullptr, greatest); status != 0) return status;
+  if (!is_valid(rescale) || !is_range(rescale->low, rescale->high, pairs != 0) || !given(out)) return not_valid;
+  const FedmpqConv c = shortest_stride(*conv);
+  const int64_t row = int64_t{c.out_width} * c.out_channels, count = c.out_height * row;
+  if (pairs != 0 && row % 2 != 0 && c.out_height > 1) return not_valid;  // rows would share a byte
+  return forward(c, *codes, weights, greatest, threads_of(threads), nullptr, [&](const Band& band) {
+    uint8_t* to = out + band.image * (pairs != 0 ? (count + 1) / 2 : count) + band.y * row / (pairs != 0 ? 2 : 1);
+    uint8_t* bytes = pairs != 0 ? band.bytes : to;
+    ops().requantize(band.sums, int64_t{band.rows} * c.out_width, c.out_channels, *rescale, bytes);
+    if (pairs != 0) ops().pack(bytes, band.rows * row, to);
+  });
+}
+
+int32_t fedmpq_conv_backward_error(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+                                   const uint16_t* error, const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
+                                   const float* gain, const float* mean_g, const float* mean_gx, int32_t threads,
+                                   uint16_t* out, float* greatest) {
+  int most = 0;
+  if (const int32_t status = forward_status(conv, codes, weights, nullptr, most); status != 0) return status;
+  if (!is_valid(rescale) || !is_valid(normalize)) return not_valid;
+  if (!given(error, gain, mean_g, mean_gx, out, greatest)) return not_valid;
+  const FedmpqConv c = shortest_stride(*conv);
+  const int64_t row = int64_t{c.out_width} * c.out_channels;
+  for (int image = 0; image < c.images; ++image) greatest[image] = 0.0f;
+  return forward(c, *codes, weights, most, threads_of(threads), nullptr, [&](const Band& band) {
+    const int64_t first = (int64_t{band.image} * c.out_height + band.y) * row;
+    const float own = ops().backward_error(band.sums, error + first, int64_t{band.rows} * c.out_width, c.out_channels,
+                                           *rescale, normalize->norm, normalize->bias, gain, mean_g, mean_gx, out + first);
+    if (own > greatest[band.image]) greatest[band.image] = own;
+  });
 }
