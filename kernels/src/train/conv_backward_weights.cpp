@@ -287,6 +287,7 @@ class WeightGradient {
                                             all_sums(), c_.out_channels, own_images > holds_);
     gathered_[slot] = own;
     if (own == nullptr || !*own) return false;
+    if (!deep_) clear_borders(*own);
     int64_t held = 0;
     for (int done = 0; done < own_images; done += planes_.images) {
       const int count = own_images - done < planes_.images ? own_images - done : planes_.images;
@@ -304,6 +305,12 @@ class WeightGradient {
     return true;
   }
 
+  // What lies between and behind the pixels of images is the same for all of them.
+  void clear_borders(Gathered& own) const {
+    std::memset(own.planes.data(), zero_, static_cast<size_t>(planes_.size()));
+    if (c_.out_width % 4 != 0) std::memset(own.quads.data(), 0, static_cast<size_t>(blocks_ * block_));
+  }
+
   void deep_image(int image, Gathered& own) const {
     pad(layout_, source_, image, 0, own.bytes.data(), own.planes.data());
     const int64_t line = int64_t{c_.stride_h} * layout_.padded_width * c_.channels;
@@ -316,8 +323,6 @@ class WeightGradient {
 
   // One group of `count` images, every slots-th from `first` on.
   void few_images(int first, int count, int g, Gathered& own) const {
-    std::memset(own.planes.data(), zero_, static_cast<size_t>(planes_.size()));
-    if (c_.out_width % 4 != 0) std::memset(own.quads.data(), 0, static_cast<size_t>(blocks_ * block_));
     for (int i = 0; i < count; ++i) {
       const int image = first + i * slots_;
       if (zero_ != 0 && g == 0)

@@ -148,23 +148,26 @@ struct Taps {
 struct Scratch {
   Buffer<uint8_t> bytes, padded, planes;
   Buffer<int32_t> sums;
-  int next = -1;  // the item that comes after the one under way, if any
+  int next = -1;  // the item that likely comes after the one under way, if any
   Scratch(int64_t raw, int64_t copy, int64_t band)
       : bytes(raw + slack), padded(copy), planes(copy / 2 + slack), sums(band) {}
   explicit operator bool() const { return bytes && padded && planes && sums; }
 };
 
+// body(item, scratch) for all items: each thread takes the next one that nobody has taken, so that none waits long for another
+// that something else held up. Whether there was memory.
 template <class Body>
 bool with_scratch(int64_t raw, int64_t copy, int64_t band, int items, int threads, Body body) {
   std::atomic<bool> enough{true};
-  parallel(threads < items ? threads : items, threads, [&](int slot, int) {
-    const int slots = threads < items ? threads : items;
+  std::atomic<int> taken{0};
+  const int slots = threads < items ? threads : items;
+  parallel(slots, threads, [&](int, int) {
     Scratch scratch(raw, copy, band);
     if (!scratch) {
       enough = false;
       return;
     }
-    for (int item = slot; item < items; item += slots) {
+    for (int item; (item = taken.fetch_add(1, std::memory_order_relaxed)) < items;) {
       scratch.next = item + slots < items ? item + slots : -1;
       body(item, scratch);
     }
