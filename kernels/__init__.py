@@ -6,7 +6,7 @@ check their arguments, allocate the result and call the library; other Python th
 
 from fedmpq.kernels.entropy import decode_codes, encode_codes
 from fedmpq.kernels.grid import grid_noise, least_error_grids
-from fedmpq.kernels.library import force_bit_serial, force_isa, isa, supported_isas
+from fedmpq.kernels.library import force_bit_serial, force_isa, force_winograd, isa, supported_isas
 from fedmpq.kernels.philox import philox_block, philox_uniform
 from fedmpq.kernels.planes import magnitude_counts, pack_planes, popcount_planes, unpack_planes
 
@@ -15,6 +15,7 @@ __all__ = [
     "encode_codes",
     "force_bit_serial",
     "force_isa",
+    "force_winograd",
     "grid_noise",
     "isa",
     "least_error_grids",

@@ -60,6 +60,12 @@ def force_bit_serial(most_bits: int) -> None:
     library.fedmpq_force_bit_serial(most_bits)
 
 
+def force_winograd(how: int) -> None:
+    """Multiply by Winograd's form wherever it is exact, nowhere if 0; if negative, where it is faster, which
+    is the default."""
+    library.fedmpq_force_winograd(how)
+
+
 def supported_isas() -> tuple[str, ...]:
     """The instruction sets this CPU and this build have, best first; "scalar" is always among them."""
     before = isa()

@@ -262,6 +262,8 @@ PROTOTYPES = {
         Argument("sums", c_void_p, "float64"),)),
     "fedmpq_force_bit_serial": Prototype(None, (
         Argument("most_bits", c_int32),)),
+    "fedmpq_force_winograd": Prototype(None, (
+        Argument("how", c_int32),)),
     "fedmpq_conv_backward_sums": Prototype(c_int32, (
         Argument("conv", FedmpqConv),
         Argument("codes", FedmpqCodes),

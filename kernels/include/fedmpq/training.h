@@ -70,6 +70,10 @@ FEDMPQ_API int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes
 // so many bits, at most 7, or, if negative, where it is faster, which is the default. For tests and measurements.
 FEDMPQ_API void fedmpq_force_bit_serial(int32_t most_bits);
 
+// Makes it multiply by Winograd's form for two neighbouring outputs wherever that is exact, nowhere if 0, or, if negative,
+// where it is faster, which is the default. For tests and measurements.
+FEDMPQ_API void fedmpq_force_winograd(int32_t how);
+
 // The accumulators again and, with t of the rescaling and g = error where low < t < high, else 0:
 // sums[0][o] = sum of g, sums[1][o] = sum of g * (acc * norm + bias), sums[2][o] = sum of errors with t >= high,
 // sums[3][o] = sum of errors with t <= low. Accumulators that were kept, and fit, take the place of products; both `kept` and

@@ -5,6 +5,7 @@
 // padding is `zero`.
 #include "correlate.h"
 #include "fedmpq/training.h"
+#include "winograd.h"
 
 namespace fedmpq {
 namespace {
@@ -126,6 +127,8 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
                         c.stride_w, c.out_height, c.out_width,  outputs};
   const Packed packed(c, product, layout, weights, pairs);
   if (!packed) return no_memory;
+  const Winograd winograd(c, layout, packed.tiles.data(), source, packed.bits == 0);
+  if (!winograd) return no_memory;
   const Start start(product, layout.depth, c.groups, packed.tiles.data(), shifted);
   const Segments segments(product, layout, packed.bits > 0);
   if (!start || !segments) return no_memory;
@@ -133,25 +136,31 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
   const int stride = product.blocks() * lanes;
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   const bool direct = c.groups == 1 && outputs == stride;  // rows that need no tidying are summed where they belong
+  const int64_t copy = (layout.size() + slack - 1) / slack * slack;  // what Winograd's form reads starts on a cache line
   const auto one_group = [&](int image, int g, Scratch& scratch) {
     int32_t* out = acc != nullptr ? acc + int64_t{image} * c.out_height * row : nullptr;
     const Serial serial{packed.bits, packed.planes.data() + g * packed.group_words, scratch.planes.data()};
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
     if (scratch.next >= 0 && g == 0) fetch_ahead(source, scratch.next);
-    correlate(
-        product, layout, segments, scratch.padded.data(), packed.tiles.data() + g * packed.group_bytes, fit, serial,
-        start.of(g),
-        [&](int y) { return direct && out != nullptr ? out + y * row : scratch.sums.data(); },
-        [&](int y, int rows, int32_t* sums) {
-          const int64_t pixels = int64_t{rows} * c.out_width;
-          if (!direct) tidy(sums, pixels, outputs, stride);
-          if (!direct && out != nullptr) scatter(sums, pixels, outputs, c.out_channels, out + y * row + g * outputs);
-          if (g < c.groups - 1) return;
-          after(Band{image, y, rows, out != nullptr ? out + y * row : sums, scratch.bytes.data()});
-        });
+    const auto target = [&](int y) { return direct && out != nullptr ? out + y * row : scratch.sums.data(); };
+    const auto done = [&](int y, int rows, int32_t* sums) {
+      const int64_t pixels = int64_t{rows} * c.out_width;
+      if (!direct) tidy(sums, pixels, outputs, stride);
+      if (!direct && out != nullptr) scatter(sums, pixels, outputs, c.out_channels, out + y * row + g * outputs);
+      if (g < c.groups - 1) return;
+      after(Band{image, y, rows, out != nullptr ? out + y * row : sums, scratch.bytes.data()});
+    };
+    uint8_t* padded = scratch.padded.data();
+    if (winograd.used()) {
+      winograd.turn(padded, padded + copy);
+      correlate(winograd, product, padded + copy, target, done);
+    } else {
+      correlate(product, layout, segments, padded, packed.tiles.data() + g * packed.group_bytes, fit, serial, start.of(g),
+                target, done);
+    }
   };
   const int64_t room = int64_t{product.band()} * c.out_width * stride;
-  const bool enough = with_scratch(raw < room ? room : raw, layout.size(), room, c.images, threads,
+  const bool enough = with_scratch(raw < room ? room : raw, copy + winograd.room(), room, c.images, threads,
                                    [&](int image, Scratch& scratch) {
                                      for (int g = 0; g < c.groups; ++g) one_group(image, g, scratch);
                                    });

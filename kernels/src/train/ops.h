@@ -111,7 +111,13 @@ struct Ops {
   // Whether tiles read `a` as signed bytes (cores that multiply only signed by signed): 8-bit codes then come with
   // 128 taken off. 4-bit codes are the same either way.
   bool signed_bytes;
+  // Whether tiles multiply four pairs of bytes at once however great their sums, so that fewer products save time even of
+  // greater numbers.
+  bool multiplies_fast;
   void (*tile)(const Tile&);
+  // What winograd.h makes of the products [4][max_rows][width] of pairs of outputs: pixels 2 p and 2 p + 1 of out, which lie
+  // `stride` sums apart, `width` of each
+  void (*join_products)(const int32_t* products, int pairs, int width, int32_t* out, ptrdiff_t stride);
 
   void (*depthwise)(const Depthwise&);
   // sums[k][c] += (a[p * stride + tap[k] + c] - zero) * error[p][c] over the pixels; w and out are not used

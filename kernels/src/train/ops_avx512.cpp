@@ -271,7 +271,8 @@ inline void tile(const Tile& t, int row) {
 }  // namespace
 
 const Ops ops_avx512{
-    "avx512", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    "avx512", false, true, tiles, join_products,
+    depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};
 

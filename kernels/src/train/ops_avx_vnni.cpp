@@ -17,7 +17,8 @@ inline __m256i multiply_add(__m256i sums, __m256i codes, __m256i weights) {
 }  // namespace
 
 const Ops ops_avx_vnni{
-    "avx_vnni", false, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    "avx_vnni", false, true, tiles, join_products,
+    depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};
 

@@ -77,7 +77,8 @@ constexpr int unrolled = 4;
 }  // namespace
 
 const Ops ops_neon_dot{
-    "neon_dot", true, tiles, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    "neon_dot", true, false, tiles, join_products,
+    depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};
 

@@ -40,7 +40,8 @@ void tile(const Tile& t) {
 }  // namespace
 
 const Ops ops_scalar{
-    "scalar", false, tile, depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
+    "scalar", false, false, tile, join_products,
+    depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};
 
