@@ -417,8 +417,8 @@ def halve_errors(
     )
 
 
-def update_codes(update: CodeUpdate, step: c_uint32, gradient: Memory, codes: Memory) -> Call:
+def update_codes(update: CodeUpdate, step: c_uint32, threads: int, gradient: Memory, codes: Memory) -> Call:
     """`step`, the number of the step, is read when the call is made. Raises FloatingPointError if the
     gradient, or its sum with the momentum, is not finite."""
     moved = Elements(gradient, update.count), Elements(codes, update.count)
-    return CheckedCall("fedmpq_update_codes", update, step, *moved)
+    return CheckedCall("fedmpq_update_codes", update, step, threads, *moved)

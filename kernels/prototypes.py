@@ -569,6 +569,7 @@ PROTOTYPES = {
     "fedmpq_update_codes": Prototype(c_int32, (
         Argument("update", FedmpqUpdate),
         Argument("step_number", c_uint32),
+        Argument("threads", c_int32),
         Argument("gradient", c_void_p, "float32"),
         Argument("codes", c_void_p, "uint8"),)),
     "fedmpq_function": Prototype(c_int32, (

@@ -46,7 +46,7 @@ class Learner:
         self.update: Call | None = None
         if not frozen:
             self.update = binding.bind(
-                bound.update_codes(layer.update, binding.step, self.gradient, layer.codes),
+                bound.update_codes(layer.update, binding.step, binding.threads, self.gradient, layer.codes),
                 f"the gradient of layer {unit.node.name!r}",
             )
 

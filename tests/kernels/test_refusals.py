@@ -349,7 +349,7 @@ def test_a_layer_that_cannot_be_is_not_updated(name: str, value: int) -> None:
     given = {"bits": 4, "weight_decay": 0.0, "momentum": 0.9, "buffer": MomentumBuffer.zeros(8, 32)}
     update = CodeUpdate.of(8, step=floats(1), rate=floats(1), counter=Counter(0, 0, 0, 0, 0), **given)  # type: ignore[arg-type]
     held = np.full(8, 7, np.uint8)
-    call = bound.update_codes(update, c_uint32(), np.zeros(8, np.float32), held)
+    call = bound.update_codes(update, c_uint32(), 2, np.zeros(8, np.float32), held)
     call()
     setattr(update, name, value)
     with pytest.raises(KernelError, match=f"{name}={value}"):
@@ -362,7 +362,7 @@ def test_a_pull_beyond_every_code_moves_to_zero_and_no_further() -> None:
     update = CodeUpdate.of(8, step=floats(1), rate=floats(1), counter=Counter(0, 0, 0, 0, 0), **given)  # type: ignore[arg-type]
     update.pull_by(np.full(8, np.float32(3e38)))
     held = np.arange(8, 16, dtype=np.uint8)
-    bound.update_codes(update, c_uint32(), np.zeros(8, np.float32), held)()
+    bound.update_codes(update, c_uint32(), 2, np.zeros(8, np.float32), held)()
     assert held.tolist() == [8] * 8
 
 

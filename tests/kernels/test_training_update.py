@@ -206,6 +206,38 @@ def test_tables_and_steps_of_the_wrong_length_are_refused() -> None:
         by_kernel(replace(rule, paper=False), codes, still[:5], gradient, ones, ones, None, 0, buffer)
 
 
+@pytest.mark.parametrize("momentum_bits", [0, 8, 32])
+@pytest.mark.parametrize("paper", [True, False])
+def test_threads_change_nothing(isa: str, momentum_bits: int, paper: bool) -> None:
+    """Rows and parts that threads share end at different weights."""
+    rows, row = 7, 5003
+    rng = np.random.default_rng(momentum_bits)
+    start = rng.integers(0, 16, rows * row).astype(np.uint8)
+    gradient = rng.normal(size=start.size).astype(np.float32)
+    step, rate = (rng.uniform(0.1, 1, rows).astype(np.float32) for _ in range(2))
+    results = set()
+    for threads in (1, 2, 3):
+        codes, fractions = start.copy(), np.zeros(start.size, np.int8)
+        buffer = MomentumBuffer.zeros(start.size, momentum_bits)
+        for at in range(2):
+            assert training.update_codes(
+                codes,
+                gradient,
+                bits=4,
+                fractions=None if paper else fractions,
+                step=step,
+                rate=rate,
+                weight_decay=DECAY,
+                momentum=0.9,
+                buffer=buffer,
+                pull=np.full(8, 0.01, np.float32),
+                counter=Counter(3, CLIENT, ROUND, LAYER, at),
+                threads=threads,
+            )
+        results.add((codes.tobytes(), fractions.tobytes(), np.asarray(buffer.codes).tobytes()))
+    assert len(results) == 1
+
+
 def test_a_weak_pull_moves_the_codes_whose_number_is_close_enough_to_one(isa: str) -> None:
     """Pulls around what the greatest random number of all lacks to 1: one code moves, or none does."""
     count, bits = 5000, 4

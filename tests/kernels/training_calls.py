@@ -222,6 +222,7 @@ def update_codes(
     buffer: MomentumBuffer,
     pull: Floats | None,
     counter: Counter,
+    threads: int = 1,
 ) -> bool:
     """One update in place; False if the gradient, or its sum with the momentum, is not finite."""
     update = CodeUpdate.of(
@@ -237,7 +238,7 @@ def update_codes(
     )
     update.pull_by(pull)
     try:
-        bound.update_codes(update, c_uint32(counter.step), gradient, codes)()
+        bound.update_codes(update, c_uint32(counter.step), threads, gradient, codes)()
     except FloatingPointError:
         return False
     return True

@@ -286,11 +286,11 @@ def test_the_update_is_the_torch_engines_to_the_bit(
     }
     own, index = bound.update_codes, {i: node.name for i, node in enumerate(graph.layers)}
 
-    def watching(update: Any, step: Any, gradient: Any, codes: Any) -> Call:
+    def watching(update: Any, step: Any, threads: int, gradient: Any, codes: Any) -> Call:
         def watch() -> None:
             reference[index[update.layer]].apply(gradient.array.copy(), step.value)
 
-        return Watched(own(update, step, gradient, codes), before=watch)
+        return Watched(own(update, step, threads, gradient, codes), before=watch)
 
     monkeypatch.setattr(bound, "update_codes", watching)
     engine = NativeEngine(1)

@@ -6,7 +6,7 @@
 // for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column). Weights and int8
 // errors lie within ±127.
 //
-// Functions return 0 or a status that kernels.h lists, unless they say otherwise. `threads` share the images; fewer do where
+// Functions return 0 or a status that kernels.h lists, unless they say otherwise. `threads` share the images, or the weights of an update; fewer do where
 // there are no more. The result does not depend on their number, nor on the instruction set. A batch may be empty.
 //
 // kernels/prototypes.py is generated from the headers (`python -m tools.c_interface`).
@@ -274,8 +274,8 @@ typedef struct {
 
 // Returns 0, a status, or -3 if the gradient holds NaN or infinity (the codes are then untouched) or its sum with the momentum is
 // infinite (they then hold no meaning).
-FEDMPQ_API int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, const float* gradient,
-                                       uint8_t* codes);
+FEDMPQ_API int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, int32_t threads,
+                                       const float* gradient, uint8_t* codes);
 
 #ifdef __cplusplus
 }

@@ -1,11 +1,13 @@
 // The update of one layer's codes: weight decay, momentum, the stochastic move and the Lasso's, weight by weight.
 // fedmpq.training.update is its slow twin; both give the same codes.
+#include <atomic>
 #include <cstring>
 
 #include "bounds.h"
 #include "fedmpq/training.h"
 #include "ops.h"
 #include "philox.h"
+#include "threads.h"
 
 using fedmpq::ops;
 
@@ -55,34 +57,45 @@ struct Pull {
 
 bool finite(const float* values, int64_t count) { return ops().greatest_bits(values, count) < fedmpq::infinite_bits; }
 
-}  // namespace
+// One layer's update, a chunk of its weights at a time.
+struct LayerUpdate {
+  const FedmpqUpdate& u;
+  uint32_t step_number;
+  const float* gradient;
+  uint8_t* codes;
+  Range range;
+  Pull pull;
 
-int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, const float* gradient, uint8_t* codes) {
-  if (!fedmpq::is_valid(update) || !fedmpq::given(gradient, codes)) return fedmpq::not_valid;
-  const FedmpqUpdate& u = *update;
-  if (!finite(gradient, u.count)) return fedmpq::not_finite;
-  const Range range{u.bits == 8 ? 1 : 0, (1 << u.bits) - 1, 1 << (u.bits - 1),
-                    u.bits == 8 ? 128.0f : static_cast<float>((1 << u.bits) - 1) / 2};
-  const Pull pull(u.pull, range.middle);
-  float* floats = u.momentum_bits == 32 ? static_cast<float*>(u.momentum_codes) : nullptr;
-  float direction[chunk], uniforms[chunk];
+  LayerUpdate(const FedmpqUpdate& update, uint32_t number, const float* from, uint8_t* to)
+      : u(update),
+        step_number(number),
+        gradient(from),
+        codes(to),
+        range{u.bits == 8 ? 1 : 0, (1 << u.bits) - 1, 1 << (u.bits - 1),
+              u.bits == 8 ? 128.0f : static_cast<float>((1 << u.bits) - 1) / 2},
+        pull(u.pull, range.middle) {}
+
   // For each stretch of a chunk that shares a step and a rate: body(first, count, row), counted from the chunk's start.
-  const auto stretches = [&u](int64_t start, int64_t count, auto body) {
+  template <class Body>
+  void stretches(int64_t start, int64_t count, Body body) const {
     for (int64_t i = 0; i < count;) {
       const int64_t row = (start + i) / u.row, end = (row + 1) * u.row - start < count ? (row + 1) * u.row - start : count;
       body(i, end - i, row);
       i = end;
     }
-  };
-  for (int64_t start = 0; start < u.count; start += chunk) {
-    const int64_t count = u.count - start < chunk ? u.count - start : chunk;
+  }
+
+  // False if the gradient and the momentum together are not finite.
+  bool move(int64_t start, int64_t count) const {
+    float direction[chunk], uniforms[chunk];
+    float* floats = u.momentum_bits == 32 ? static_cast<float*>(u.momentum_codes) : nullptr;
     uint8_t* code = codes + start;
     stretches(start, count, [&](int64_t i, int64_t size, int64_t row) {
       ops().decay({range.zero, u.step[row], u.weight_decay, u.momentum}, gradient + start + i, code + i, size,
                   floats != nullptr ? floats + start + i : nullptr, direction + i);
     });
     if (u.momentum_bits == 8) push_momentum(u, start, count, direction);
-    if (!finite(direction, count)) return fedmpq::not_finite;
+    if (!finite(direction, count)) return false;
     fedmpq::philox_uniform(draws(u, step_number, 0), static_cast<uint32_t>(start / 4), count, uniforms);
     stretches(start, count, [&](int64_t i, int64_t size, int64_t row) {
       const fedmpq::Move move{direction + i, uniforms + i, size, u.rate[row], u.bits, range.low, range.high};
@@ -91,9 +104,37 @@ int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, co
       else
         ops().move_carried(move, code + i, u.fractions + start + i);
     });
-    if (u.fractions != nullptr || u.pull == nullptr) continue;
+    if (u.fractions != nullptr || u.pull == nullptr) return true;
     fedmpq::philox_uniform(draws(u, step_number, 1), static_cast<uint32_t>(start / 4), count, uniforms);
     if (pull.moves(uniforms, count)) ops().move_lasso({pull.by_magnitude, uniforms, count, range.low, range.middle}, code);
+    return true;
   }
-  return 0;
+};
+
+// Whether body(first, count) is true of every part of so many weights; threads share the parts.
+template <class Body>
+bool of_all(int64_t weights, int threads, int64_t part, const Body& body) {
+  std::atomic<bool> all{true};
+  fedmpq::parallel(static_cast<int>((weights + part - 1) / part), threads, [&](int item, int) {
+    const int64_t first = item * part;
+    if (!body(first, weights - first < part ? weights - first : part)) all = false;
+  });
+  return all;
+}
+
+}  // namespace
+
+int32_t fedmpq_update_codes(const FedmpqUpdate* update, uint32_t step_number, int32_t threads, const float* gradient,
+                            uint8_t* codes) {
+  if (!fedmpq::is_valid(update) || !fedmpq::given(gradient, codes)) return fedmpq::not_valid;
+  constexpr int64_t part = 8 * chunk;  // which takes longer than to hand it to another thread
+  const auto is_finite = [&](int64_t first, int64_t count) { return finite(gradient + first, count); };
+  if (!of_all(update->count, threads, part, is_finite)) return fedmpq::not_finite;
+  const LayerUpdate layer(*update, step_number, gradient, codes);
+  const auto move = [&](int64_t first, int64_t count) {
+    for (int64_t done = 0; done < count; done += chunk)
+      if (!layer.move(first + done, count - done < chunk ? count - done : chunk)) return false;
+    return true;
+  };
+  return of_all(update->count, threads, part, move) ? 0 : fedmpq::not_finite;
 }
