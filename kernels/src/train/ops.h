@@ -43,6 +43,25 @@ struct Tile {
   }
 };
 
+// Pairs of neighbouring outputs, as winograd.h says; pixels 2 p and 2 p + 1 of `out` are those of pair p. For each of four
+// parts k, m[k][16 b + l] = start[k * start_part + 16 b + l] + sum over segments s, quads q, bytes i of
+//   a[(4 p + k) * depth + segment[s] + 4 q + i] * w[k * part + b * block + ((s * depth/4 + q) * 16 + l) * 4 + i]
+struct PairTile {
+  const uint8_t* a;
+  int depth;  // a multiple of 16
+  int pairs;  // 1..max_rows
+  const int32_t* segment;
+  int segments;
+  const int8_t* w;
+  ptrdiff_t part, block;
+  int blocks;  // 1 or 2
+  const int32_t* start;
+  ptrdiff_t start_part;
+  int32_t* out;
+  ptrdiff_t stride;  // sums between pixels
+  int fit;           // as a tile's
+};
+
 using Rescale = FedmpqRescale;  // t is inside where low < t < high
 
 // One channel at a time: out[p][c] = sum over taps k of (a[p * stride + tap[k] + c] - zero) * w[k][c]
@@ -111,13 +130,9 @@ struct Ops {
   // Whether tiles read `a` as signed bytes (cores that multiply only signed by signed): 8-bit codes then come with
   // 128 taken off. 4-bit codes are the same either way.
   bool signed_bytes;
-  // Whether tiles multiply four pairs of bytes at once however great their sums, so that fewer products save time even of
-  // greater numbers.
-  bool multiplies_fast;
   void (*tile)(const Tile&);
-  // What winograd.h makes of the products [4][max_rows][width] of pairs of outputs: pixels 2 p and 2 p + 1 of out, which lie
-  // `stride` sums apart, `width` of each
-  void (*join_products)(const int32_t* products, int pairs, int width, int32_t* out, ptrdiff_t stride);
+  void (*pair_tile)(const PairTile&);
+  int pair_channels;  // the fewest inputs with which a pair_tile takes less time than tiles; 0 if it never does
 
   void (*depthwise)(const Depthwise&);
   // sums[k][c] += (a[p * stride + tap[k] + c] - zero) * error[p][c] over the pixels; w and out are not used

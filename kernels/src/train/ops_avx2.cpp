@@ -244,10 +244,12 @@ constexpr int unrolled = 4;
 
 #include "tile_rows.inc"
 
+#include "pair_tile.inc"
+
 }  // namespace
 
 const Ops ops_avx2{
-    "avx2", false, false, tiles, join_products,
+    "avx2", false, tiles, pair_tiles<tiles>, 0,
     depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};

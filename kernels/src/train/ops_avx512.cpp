@@ -268,10 +268,67 @@ inline void tile(const Tile& t, int row) {
 
 #include "tile_rows.inc"
 
+// Rows by turns of the four parts of a pair: row r is multiplied by the weights of part r % 4.
+template <int Row, int Quad, int Rows>
+[[gnu::always_inline]] inline void multiply_parts(const FourRows (&a)[Rows / 4], const __m512i (&weights)[4],
+                                                  __m512i (&sums)[Rows]) {
+  if constexpr (Row < Rows) {
+    sums[Row] = _mm512_dpbusd_epi32(sums[Row], spread<Row % 4, Quad>(a[Row / 4]), weights[Row % 4]);
+    multiply_parts<Row + 1, Quad>(a, weights, sums);
+  }
+}
+
+template <int Rows, int Quad = 0>
+[[gnu::always_inline]] inline void multiply_quads(const FourRows (&a)[Rows / 4], const int8_t* w, ptrdiff_t part,
+                                                  __m512i (&sums)[Rows]) {
+  if constexpr (Quad < 4) {
+    __m512i weights[4];
+    for (int k = 0; k < 4; ++k) weights[k] = _mm512_loadu_si512(w + 64 * Quad + k * part);
+    multiply_parts<0, Quad>(a, weights, sums);
+    multiply_quads<Rows, Quad + 1>(a, w, part, sums);
+  }
+}
+
+// All four parts of a few pairs for 16 outputs, joined in their registers.
+template <int Pairs>
+FEDMPQ_OWN_REGISTERS void few_pairs(const PairTile& t, int first, int b) {
+  constexpr int rows = 4 * Pairs;
+  __m512i sums[rows];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) sums[r] = _mm512_loadu_si512(t.start + r % 4 * t.start_part + b * lanes);
+  const ptrdiff_t depth = t.depth;
+  const int8_t* w = t.w + b * t.block;
+  for (int s = 0; s < t.segments; ++s) {
+    FourRows a[Pairs];
+    for (int p = 0; p < Pairs; ++p) a[p] = {t.a + 4 * (first + p) * depth + t.segment[s], depth, 3 * depth};
+    for (int left = t.depth / 16; left > 0; --left, w += 256) {
+      multiply_quads<rows>(a, w, t.part, sums);
+      for (auto& four : a) four.first += 16;
+    }
+  }
+  int32_t* out = t.out + 2 * first * t.stride + b * lanes;
+#pragma GCC unroll 4
+  for (int p = 0; p < Pairs; ++p, out += 2 * t.stride) {
+    const __m512i plus = sums[4 * p + 1], minus = sums[4 * p + 2];
+    const __m512i even = _mm512_srai_epi32(_mm512_add_epi32(plus, minus), 1);
+    const __m512i odd = _mm512_srai_epi32(_mm512_sub_epi32(plus, minus), 1);
+    _mm512_storeu_si512(out, _mm512_add_epi32(sums[4 * p], even));
+    _mm512_storeu_si512(out + t.stride, _mm512_sub_epi32(odd, sums[4 * p + 3]));
+  }
+}
+
+void pair_tiles(const PairTile& t) {
+  for (int b = 0; b < t.blocks; ++b) {
+    int first = 0;
+    for (; first + 4 <= t.pairs; first += 4) few_pairs<4>(t, first, b);
+    for (; first < t.pairs; ++first) few_pairs<1>(t, first, b);
+  }
+}
+
 }  // namespace
 
 const Ops ops_avx512{
-    "avx512", false, true, tiles, join_products,
+    "avx512", false, tiles, pair_tiles, 16,
     depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};

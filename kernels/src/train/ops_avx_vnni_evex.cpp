@@ -14,10 +14,12 @@ inline __m256i multiply_add(__m256i sums, __m256i codes, __m256i weights) {
 
 #include "ops_avx_vnni.inc"
 
+#include "pair_tile.inc"
+
 }  // namespace
 
 const Ops ops_avx_vnni_evex{
-    "avx_vnni", false, true, tiles, join_products,
+    "avx_vnni", false, tiles, pair_tiles<tiles>, 32,
     depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};

@@ -74,10 +74,12 @@ constexpr int unrolled = 4;
 
 #include "tile_rows.inc"
 
+#include "pair_tile.inc"
+
 }  // namespace
 
 const Ops ops_neon_dot{
-    "neon_dot", true, false, tiles, join_products,
+    "neon_dot", true, tiles, pair_tiles<tiles>, 0,
     depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};

@@ -37,10 +37,12 @@ void tile(const Tile& t) {
     }
 }
 
+#include "pair_tile.inc"
+
 }  // namespace
 
 const Ops ops_scalar{
-    "scalar", false, false, tile, join_products,
+    "scalar", false, tile, pair_tiles<tile>, 0,
     depthwise, depthwise_weights, statistics, requantize, pack, unpack, narrow, backward_sums,
     narrow_backward_sums, backward_error, quantize_error, to_error, add_codes, join_codes, pass_error, lookup, lookup_error,
     multiply, multiply_error, decay, greatest_bits, push_momentum, move_paper, move_carried, move_lasso};

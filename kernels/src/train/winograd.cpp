@@ -15,8 +15,9 @@ std::atomic<int> forced{-1};
 // what is done to the weights.
 bool is_wanted(const FedmpqConv& c) {
   const int asked = forced.load(std::memory_order_relaxed);
-  const bool pays = c.channels >= 32 && int64_t{c.images} * c.out_height * c.out_width >= 512;
-  return asked < 0 ? ops().multiplies_fast && pays : asked > 0;
+  const int least = ops().pair_channels;
+  const bool pays = least > 0 && c.channels >= least && int64_t{c.images} * c.out_height * c.out_width >= 512;
+  return asked < 0 ? pays : asked > 0;
 }
 
 // u of `count` weights of each of three neighbouring taps, which lie one run behind the other. Whether bytes hold it.
@@ -83,20 +84,19 @@ void Winograd::turn(const uint8_t* padded, uint8_t* turned) const {
 }
 
 void Winograd::multiply(const uint8_t* turned, int y, int rows, int32_t* sums) const {
-  alignas(64) int32_t products[parts * max_rows * 2 * lanes];
-  const int blocks = product_.blocks(), taps = product_.kernel_h, quads = depth_ / 4;
-  const ptrdiff_t block = ptrdiff_t{taps} * quads * lanes * 4, pixel = ptrdiff_t{blocks} * lanes;
-  const int all = rows * pairs_, fit = products_that_fit(2, greatest, 128);
+  const int blocks = product_.blocks(), taps = product_.kernel_h, all = rows * pairs_;
+  const ptrdiff_t block = ptrdiff_t{taps} * depth_ * lanes, pixel = ptrdiff_t{blocks} * lanes;
+  PairTile tile{nullptr, depth_, 0, segments_.data(), taps, nullptr, product_.packed_size(depth_), block, 0, nullptr, pixel,
+                nullptr, pixel, products_that_fit(2, greatest, 128)};
   for (int b = 0; b < blocks; b += 2) {
-    const int width = (blocks - b < 2 ? 1 : 2) * lanes;
+    tile.w = packed_.data() + b * block;
+    tile.blocks = blocks - b < 2 ? 1 : 2;
+    tile.start = start_.of(0) + b * lanes;
     for (int x = 0; x < all; x += max_rows) {
-      const int own = all - x < max_rows ? all - x : max_rows;
-      const uint8_t* from = turned + y * row() + int64_t{x} * parts * depth_;
-      for (int k = 0; k < parts; ++k)
-        ops().tile({from + k * depth_, ptrdiff_t{parts} * depth_, own, segments_.data(), taps, quads,
-                    packed_.data() + k * product_.packed_size(depth_) + b * block, block, width / lanes,
-                    products + k * max_rows * width, width, start_.of(k) + b * lanes, 0, fit});
-      ops().join_products(products, own, width, sums + 2 * x * pixel + b * lanes, pixel);
+      tile.a = turned + y * row() + int64_t{x} * parts * depth_;
+      tile.pairs = all - x < max_rows ? all - x : max_rows;
+      tile.out = sums + 2 * x * pixel + b * lanes;
+      ops().pair_tile(tile);
     }
   }
 }

@@ -5,7 +5,7 @@
 //   m[k] = sum over inputs and the kernel's rows of v[k] * u[k]
 //   out[2x] = m[0] + (m[1] + m[2]) / 2               out[2x + 1] = (m[1] - m[2]) / 2 - m[3]
 // Both halves are of even numbers, so all of it is exact. A byte holds v of 4-bit codes, and u of weights of up to 5 bits, or
-// of greater ones that happen to fit. The four products are tiles like any other: the pairs of outputs are their rows, and
+// of greater ones that happen to fit. The four products are like those of tiles: the pairs of outputs are their rows, and
 // those of a whole image are equally far apart.
 #pragma once
 
