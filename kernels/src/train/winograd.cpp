@@ -11,6 +11,9 @@ namespace {
 
 std::atomic<int> forced{-1};
 
+// The most bytes of v, which has twice as many as an image's copy: each is read three times, from the second cache.
+constexpr int64_t most_bytes = int64_t{1} << 20;
+
 // Few inputs make short products, and what is done before and after them takes what they save; few outputs do not make up for
 // what is done to the weights.
 bool is_wanted(const FedmpqConv& c) {
@@ -53,7 +56,7 @@ void turn_row(const uint8_t* from, int pairs, int depth, uint8_t offset, uint8_t
 }  // namespace
 
 Winograd::Winograd(const FedmpqConv& c, const Layout& layout, const int8_t* packed, const Source& source, bool wanted)
-    : used_(wanted && is_wanted(c) && is_possible(c, layout, source) && 2 * layout.size() <= most_copy &&
+    : used_(wanted && is_wanted(c) && is_possible(c, layout, source) && 2 * layout.size() <= most_bytes &&
             sums_fit(int64_t{c.kernel_h} * c.channels, 2 * greatest, 128)),
       depth_(layout.depth),
       pairs_(c.out_width / 2),
