@@ -1,7 +1,11 @@
 """The merge of a round: its kernel against memcpy, and the whole of it against the same in floating point.
 
 The kernel adds the packed changes of some boards to int64 sums, in one pass. The memcpy copies as many bytes
-as the weights have unpacked, as float32, into memory that is already there. A whole merge starts from the
+as the weights of one board have unpacked, as float32, into memory that is already there: 4 bytes read and 4
+written a weight. The kernel's time is that of all boards over their number. It reads `bits / 8` bytes a
+weight and board, and once for all boards 4 of places and 8 of sums, which it writes again. Boards count by
+weights of 22 bits. Moves of up to 5.5 cells of a code can be summed in 16 bits; "wide" ones reach further.
+A whole merge starts from the
 bytes of the updates: "floats" reads and sums them as it was done before changes were whole numbers, and takes
 each apart at every reading. Times are those of this process alone, so that other work on the machine counts
 for less.
@@ -37,6 +41,9 @@ LAYER_WEIGHTS = (270_000, 2_359_296, 11_200_000)
 """ResNet-20, the largest layer of ResNet-18, and all of ResNet-18."""
 BIT_WIDTHS = (2, 4, 8)
 TOGETHER = (1, 8)
+STEP, WIDE_STEP = 80, 640
+"""Of a change, in 4096ths of the distance of codes: at 8 bits it reaches 5 or 40 codes either way."""
+WIDE_BITS = 8
 MODELS = ("resnet20", "resnet18")
 RULES: tuple[Aggregation, ...] = ("mean", "agreement")
 BOARDS = 20
@@ -49,6 +56,8 @@ class KernelResult:
     bits: int
     boards: int
     """Added in one pass."""
+    wide: bool
+    """Changes reach too far for sums in 16 bits."""
     seconds: Spread
     """For each board."""
     share_of_memcpy: Spread
@@ -59,6 +68,7 @@ class KernelResult:
             "weights": self.weights,
             "bits": self.bits,
             "boards": self.boards,
+            "wide": self.wide,
             "seconds": self.seconds.as_dict(),
             "share_of_memcpy": self.share_of_memcpy.as_dict(),
         }
@@ -88,14 +98,15 @@ class MergeResult:
 
 
 def measure_kernel(
-    weights: int, bits: int, boards: int, repetitions: int, seconds_each: float
+    weights: int, bits: int, boards: int, wide: bool, repetitions: int, seconds_each: float
 ) -> KernelResult:
     random = np.random.default_rng(bits)
     codes = random.integers(0, 2**bits, weights, dtype=np.uint8)
     planes = np.stack([kernels.pack_planes(np.roll(codes, board), bits) for board in range(boards)])
     places = random.integers(0, 4096 << bits, weights).astype(np.int32)
-    changes = Changes(planes, np.full((boards, 1), 80, np.int32), places, True)
-    sums, counted = np.zeros(weights, np.int64), np.full(boards, 1000, np.int32)
+    steps = np.full((boards, 1), WIDE_STEP if wide else STEP, np.int32)
+    changes = Changes(planes, steps, places, True)
+    sums, counted = np.zeros(weights, np.int64), np.arange(boards, dtype=np.int32) * 12_345 + 3_000_001
     source, target = np.zeros(weights, np.float32), np.ones(weights, np.float32)
     jobs = {
         "kernel": lambda: changes.add_to(sums, counted),
@@ -104,7 +115,7 @@ def measure_kernel(
     timings = interleaved(jobs, repetitions, seconds_each, time.process_time)
     each = [seconds / boards for seconds in timings.seconds["kernel"]]
     shares = [copy / kernel for copy, kernel in zip(timings.seconds["memcpy"], each, strict=True)]
-    return KernelResult(weights, bits, boards, Spread.of(each), Spread.of(shares))
+    return KernelResult(weights, bits, boards, wide, Spread.of(each), Spread.of(shares))
 
 
 @dataclass(frozen=True)
@@ -195,7 +206,8 @@ def _check(whole: Weights, floats: Weights, before: Weights) -> None:
 
 def kernel_row(result: KernelResult) -> str:
     share = result.share_of_memcpy
-    head = f"{result.weights:>11,}{result.bits:>6}{result.boards:>8}{result.seconds.median * 1e6:>14,.1f}"
+    case = f"{result.bits} wide" if result.wide else str(result.bits)
+    head = f"{result.weights:>11,}{case:>8}{result.boards:>8}{result.seconds.median * 1e6:>14,.1f}"
     return f"{head}  {share.median:7.2f} ({share.least:.2f} to {share.greatest:.2f})"
 
 
@@ -226,13 +238,13 @@ def main() -> None:
             print(line, flush=True)
 
     shown(f"instruction set {kernels.isa()}, load average before {before}")
-    shown("    weights  bits  boards    us a board  of memcpy's speed (least to most)")
+    shown("    weights    bits  boards    us a board  of memcpy's speed (least to most)")
     kernel = []
     for weights in LAYER_WEIGHTS:
-        for bits in BIT_WIDTHS:
+        for bits, wide in [*((bits, False) for bits in BIT_WIDTHS), (WIDE_BITS, True)]:
             for boards in TOGETHER:
                 turns = arguments.kernel_repetitions, arguments.seconds
-                kernel.append(measure_kernel(weights, bits, boards, *turns))
+                kernel.append(measure_kernel(weights, bits, boards, wide, *turns))
                 shown(kernel_row(kernel[-1]))
     shown("model     rule       boards  ms an update (least to most)  in floats (least to most)     x faster")
     merges = []

@@ -36,6 +36,18 @@ class ProcessFacts:
         return cls(ended + sum(one.cpu_seconds for one in facts), sum(one.resident_bytes for one in facts))
 
 
+def marked_cpu_seconds(mark: str) -> float:
+    """Of all processes that have this in their environment, whoever their parents are; those that have ended
+    are not counted."""
+    found = 0.0
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Others' environments cannot be read, and a process may end at any moment.
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found += ProcessFacts.of(int(folder.name)).cpu_seconds
+    return found
+
+
 def parent_of(pid: int) -> int:
     return int(_after_name(pid)[1])
 

@@ -22,6 +22,16 @@ class Rounds:
     down: list[int]
 
 
+@dataclass(frozen=True)
+class Moment:
+    """When a round was over."""
+
+    seconds: float
+    """By the steady clock."""
+    cpu_seconds: float
+    """Of all processes that take part, since some moment before."""
+
+
 def between(moments: Sequence[float]) -> list[float]:
     return [end - start for start, end in pairwise(moments)]
 

@@ -7,19 +7,26 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from bench.memory import ROOT
+from bench.process_facts import marked_cpu_seconds
+from bench.rounds import Moment
 
 PROGRAMS = ROOT / "bench" / "rival_simulations"
 ENVIRONMENTS = ROOT / "build" / "rivals"
 SECONDS = 1800.0
 """A run that takes longer has failed."""
 LAST_CHARACTERS = 2000
+LOOK_SECONDS = 0.02
+MARK = "FEDMPQ_BENCH_TURN"
+"""What a run's processes have in their environment, daemons among them, by which they are counted."""
 
 
 class RivalError(RuntimeError):
@@ -62,29 +69,42 @@ class Rival:
             last = (done.stdout.strip().splitlines() or ["it said nothing"])[-1]
             raise RivalError(f"{self.requirement} cannot be installed: {last}")
 
-    def moments(self, work: Mapping[str, Any], folder: Path) -> list[float]:
+    def moments(self, work: Mapping[str, Any], folder: Path) -> list[Moment]:
         """When each round was over."""
         settings = folder / "work.json"
         settings.write_text(json.dumps({**work, "folder": str(folder)}), encoding="utf-8")
         program = str(PROGRAMS / f"{self.program}.py")
         command = [str(self.installed()), *self.launcher, program, str(settings)]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **_quiet(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS,
-        )
-        stamps = folder / "stamps"
-        found = [float(line) for line in stamps.read_text().splitlines()] if stamps.exists() else []
-        if done.returncode != 0 or len(found) != work["rounds"]:
-            raise RivalError(
-                f"{self.title} ended with {done.returncode} after {len(found)} of {work['rounds']} rounds:\n"
-                f"{done.stdout[-LAST_CHARACTERS:]}"
-            )
+        mark = f"{MARK}={folder.name}-{uuid4().hex}"
+        environment = {**os.environ, **_quiet(folder), MARK: mark.partition("=")[2]}
+        said = folder / "said"
+        with said.open("wb") as out:
+            running = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+            found = _stamped(running, folder / "stamps", mark)
+        if running.returncode != 0 or len(found) != work["rounds"]:
+            words = said.read_text(encoding="utf-8", errors="replace")[-LAST_CHARACTERS:]
+            rounds = f"{len(found)} of {work['rounds']} rounds"
+            raise RivalError(f"{self.title} ended with {running.returncode} after {rounds}:\n{words}")
         return found
+
+
+def _stamped(running: subprocess.Popen[bytes], stamps: Path, mark: str) -> list[Moment]:
+    """The moments of a program that writes one a line, each with the CPU time up to when it was seen."""
+    found: list[Moment] = []
+    until = time.monotonic() + SECONDS
+    over = False
+    while not over:
+        over = running.poll() is not None
+        lines = stamps.read_text(encoding="ascii").splitlines() if stamps.exists() else []
+        if len(lines) > len(found):
+            cpu = marked_cpu_seconds(mark)
+            found += [Moment(float(line), cpu) for line in lines[len(found) :]]
+        if time.monotonic() > until:
+            running.kill()
+            running.wait()
+            raise RivalError(f"a rival's run took longer than {SECONDS:g} s")
+        time.sleep(0 if over else LOOK_SECONDS)
+    return found
 
 
 def _quiet(folder: Path) -> dict[str, str]:

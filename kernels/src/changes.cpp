@@ -67,7 +67,7 @@ BoardCodes board_codes(const FedmpqChanges& c, int64_t board, int64_t row, const
   return {codes, 2 * step, -twice_zero(c.bits) * step, weight};
 }
 
-// The codes of the weights first..last-1 of a board, which are within a tile; `codes` has room for eight more.
+// The codes of the weights first..last-1 of a board, which are within a tile; `codes` has room for seven more.
 const uint8_t* unpacked(const FedmpqChanges& c, int64_t board, int64_t first, int64_t last, uint8_t* codes) {
   const int64_t start = first - first % 8;
   const uint8_t* planes = c.planes + board * c.bits * plane_bytes(c) + start / 8;
@@ -88,7 +88,7 @@ void each_row(const FedmpqChanges& c, int64_t first, int64_t last, const Body& b
 // A tile of the boards board..board+count-1, at most change_boards of them.
 void add_tile(const FedmpqChanges& c, int64_t board, int64_t count, int64_t first, int64_t last, const int32_t* weights,
               int64_t* sums) {
-  uint8_t codes[change_boards][change_tile + 8];
+  uint8_t codes[change_boards][change_tile + change_room];
   for (int64_t i = 0; i < count; ++i) unpacked(c, board + i, first, last, codes[i]);
   each_row(c, first, last, [&](int64_t row, int64_t at, int64_t n) {
     BoardCodes boards[change_boards];
@@ -122,7 +122,7 @@ int64_t fedmpq_changes(const FedmpqChanges* changes, int64_t first, int64_t coun
   const int64_t m = c.rows * c.row;
   if (first < 0 || first > m || count < 0 || count > m - first) return not_valid;
   if (const int64_t board = padded(c); board >= 0) return board;
-  uint8_t room[change_tile + 8];
+  uint8_t room[change_tile + change_room];
   for (int64_t board = 0; board < c.boards; ++board)
     for (int64_t start = first; start < first + count; start += change_tile) {
       const int64_t last = std::min(first + count, start + change_tile);

@@ -10,6 +10,8 @@ namespace fedmpq {
 
 // Weights are gone through in tiles that stay in the first cache: the codes of some boards, the places and the sums.
 constexpr int64_t change_tile = 1024, change_boards = 8;
+// Seven codes from the byte of a plane on that the first of a tile is in, and what a register reads beyond the last.
+constexpr int64_t change_room = 72;
 
 // The codes low..high have cells that changes are kept within; none have where low > high.
 struct CodeCells {

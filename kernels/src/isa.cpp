@@ -38,7 +38,8 @@ bool supported(Isa isa) {
     case Isa::avx512:
       return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-             __builtin_cpu_supports("avx512vpopcntdq");
+             __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512vbmi") &&
+             __builtin_cpu_supports("gfni");
 #endif
 #ifdef FEDMPQ_AVX_VNNI
     case Isa::avx_vnni:

@@ -80,6 +80,7 @@ def test_leaders_are_killed_at_any_moment(tmp_path: Path, database: str) -> None
         servers = {federation.port: first, port: second}
         with first, second, Proxy(federation.port) as balancer:
             federation.start_boards(balancer.port)
+            killed = 0
             for _ in range(KILLS):
                 time.sleep(random.uniform(0, 4))
                 leading = balancer.target
@@ -87,10 +88,12 @@ def test_leaders_are_killed_at_any_moment(tmp_path: Path, database: str) -> None
                     break
                 servers[leading].kill()
                 servers[leading].restart()
+                killed += 1
                 # Whoever is quicker: the one that stood by, or the killed one, which knows its own lease.
                 wait_until(lambda: any(map(listens, servers)), "a leader", list(servers.values()))
                 balancer.target = next(filter(listens, servers))
                 balancer.cut()
+            assert killed == KILLS, f"the run was over after {killed} of {KILLS} kills: it has too few rounds"
             for board in federation.boards.values():
                 assert board.wait() == 0, board.last_words()
             federation.server = servers[balancer.target]

@@ -94,6 +94,69 @@ def test_sums_are_those_of_whole_numbers(isa: str, case: Case, weights: list[int
     assert sums.tolist() == [b + a for b, a in zip(before, added, strict=True)]
 
 
+def narrow_case(
+    seed: int, boards: int, row: int, bits: int, far: int, beyond: int
+) -> tuple[Case, NDArray[np.int32]]:
+    """Changes and weights of boards that an instruction set may sum in fewer bits, or just not.
+
+    The widest move is up to `beyond` above 5.5 cells, weights up to 1 above 2^22, and one in `far` weights
+    lies some cells beyond the ends.
+    """
+    random = np.random.default_rng(seed)
+    widest = (22527 + beyond) // (256 if bits == 8 else 2**bits - 1)
+    codes = random.integers(0, 2**bits, (boards, row), dtype=np.uint8)
+    steps = np.minimum(random.choice([1, 80, widest - 1, widest, widest + 1], (boards, 1)), MAX_CHANGE_STEP)
+    inside = random.integers(0, 2**bits * CELL, row)
+    outside = random.integers(-8 * CELL, (2**bits + 8) * CELL, row)
+    places = np.where(random.random(row) < 1 / far, outside, inside)
+    weights = random.choice([0, 1, 1000, 2**11 - 1, 2**11, 2**21 + 12345, 2**22 - 1, 2**22], boards)
+    if beyond % 2:
+        weights[-1] = 2**22 + 1
+    case = Case(codes, steps.astype(np.int32), places.astype(np.int32), bits, True)
+    return case, weights.astype(np.int32)
+
+
+@per_isa
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 17),
+    st.integers(1, 200),
+    st.integers(1, 8),
+    st.sampled_from([2, 20, 1000]),
+    st.sampled_from([-3000, 0, 0, 1, 3000]),
+)
+def test_sums_are_those_of_whole_numbers_where_fewer_bits_hold_them(
+    isa: str, seed: int, boards: int, row: int, bits: int, far: int, beyond: int
+) -> None:
+    case, weights = narrow_case(seed, boards, row, bits, far, beyond)
+    sums = np.arange(row, dtype=np.int64) - 2**61
+    before = sums.tolist()
+    case.changes().add_to(sums, weights)
+    columns = zip(*case.expected(), strict=True)
+    added = [sum(w * c for w, c in zip(weights.tolist(), column, strict=True)) for column in columns]
+    assert sums.tolist() == [b + a for b, a in zip(before, added, strict=True)]
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_sums_of_the_widest_changes_that_fewer_bits_hold(isa: str, bits: int) -> None:
+    """All boards move as far as they can, one way, with the greatest weight."""
+    zero = 256 if bits == 8 else 2**bits - 1
+    step = min(22527 // zero, MAX_CHANGE_STEP)
+    far = 26623 - step * zero
+    for code, place in (
+        (0, 2**bits * CELL + far),
+        (2**bits - 1, -far),
+        (0, 0),
+        (2**bits - 1, 2**bits * CELL),
+    ):
+        codes = np.full((8, 128), code, np.uint8)
+        places = np.full(128, place, np.int32)
+        case = Case(codes, np.full((8, 1), step, np.int32), places, bits, True)
+        sums = np.zeros(128, np.int64)
+        case.changes().add_to(sums, np.full(8, 2**22, np.int32))
+        assert sums.tolist() == [8 * 2**22 * slow_change(code, step, place, bits, True)] * 128
+
+
 @pytest.mark.parametrize("shape", [(1, 1023), (1, 1024), (1, 1025), (3, 1000), (5, 1031)])
 @pytest.mark.parametrize("within", [False, True])
 def test_lengths_around_tiles(isa: str, shape: tuple[int, int], within: bool) -> None:
