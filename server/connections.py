@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -51,26 +52,7 @@ class Bell:
 
 
 class Connection:
-    """One client's open stream: events go in here and come out in the Listen call.
-
-    There are as many as boards, and most have nothing to say most of the time: what waits is made when
-    somebody waits. An empty deque and two `asyncio.Event` would be 2 kB a board.
-    """
-
-    __slots__ = (
-        "_drained",
-        "_events",
-        "_since",
-        "_steady",
-        "_wanted",
-        "answers",
-        "bounds",
-        "client",
-        "closed",
-        "declined",
-        "described",
-        "ready_for",
-    )
+    """One client's open stream: events go in here and come out in the Listen call."""
 
     def __init__(
         self, client: Client, answers: bool = False, steady: Callable[[], float] = time.monotonic
@@ -88,11 +70,10 @@ class Connection:
         """The run this stream has described to the client."""
         self.declined = ""
         """Why the client cannot take part in rounds; empty: it can."""
-        self._events: list[federation_pb2.Event] = []
-        self._wanted: asyncio.Future[None] | None = None
-        """Of the stream, while it waits for an event or its end."""
-        self._drained: asyncio.Event | None = None
-        """Since something was sent: set when all of it is on its way."""
+        self._events: deque[federation_pb2.Event] = deque()
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.closed: Closing | None = None
         """Why the stream ends; None while it is open."""
 
@@ -111,48 +92,32 @@ class Connection:
             self.close("unread")
             return
         self._events.append(event)
-        if self._drained is None:
-            self._drained = asyncio.Event()
-        self._wake()
+        self._idle.clear()
+        self._ready.set()
 
     def close(self, reason: Closing) -> None:
         """Ends the stream once what was sent before is out."""
         if self.closed is None:
             self.closed = reason
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._wanted is not None and not self._wanted.done():
-            self._wanted.set_result(None)
+            self._ready.set()
 
     async def next(self) -> federation_pb2.Event | Closing:
-        """The next event, or why the stream ends. Asking for it says that the last is on its way.
-
-        One at a time asks.
-        """
+        """The next event, or why the stream ends. Asking for it says that the last is on its way."""
         while not self._events:
-            if self._drained is not None:
-                self._drained.set()
-                self._drained = None
+            self._idle.set()
             if self.closed is not None:
                 return self.closed
-            self._wanted = asyncio.get_running_loop().create_future()
-            try:
-                await self._wanted
-            finally:
-                self._wanted = None
-        return self._events.pop(0)
+            self._ready.clear()
+            await self._ready.wait()
+        return self._events.popleft()
 
     async def drained(self) -> None:
-        if self._drained is not None:
-            await self._drained.wait()
+        await self._idle.wait()
 
 
 class FarConnection(Connection):
     """A client's stream at a front-end, as the leader knows of it. The front-end reads in the store what the
     client must be told, so whatever is sent here goes nowhere."""
-
-    __slots__ = ()
 
     def send(self, event: federation_pb2.Event) -> None:
         pass

@@ -77,8 +77,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     # Listen
 
-    async def Listen(self, request: pb.ListenRequest, context: Context) -> None:
-        """Writes events as they come: a generator of them would take half a kilobyte more of every board."""
+    async def Listen(self, request: pb.ListenRequest, context: Context) -> AsyncIterator[pb.Event]:
         async with answering(context):
             client = await self._described(await self._authentication.client(context), request, context)
             bounds = await _bounds(request, context)
@@ -92,17 +91,14 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             if request.free_bytes:
                 self._at_work.connections.free_bytes[client.client_id] = request.free_bytes
             say(log, "client connected", client=client.name, address=address_of(context.peer()))
-            name = client.name
-            # The connection has its own, which is another as soon as the client is ready for a run.
-            del client
             try:
                 connection.send(self._welcome)
                 self._at_work.greet(connection)
                 while not isinstance(event := await connection.next(), str):
-                    await context.write(event)
+                    yield event
             finally:
                 self._at_work.connections.disconnect(connection)
-                say(log, "client disconnected", client=name, reason=connection.closed)
+                say(log, "client disconnected", client=client.name, reason=connection.closed)
             await refuse(context, *_CLOSINGS[event])
 
     async def _described(self, client: Client, request: pb.ListenRequest, context: Context) -> Client:

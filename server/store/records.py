@@ -18,7 +18,7 @@ ENDED: tuple[RunState, ...] = ("finished", "aborted")
 ReleaseState = Literal["canary", "full", "rolled_back", "superseded"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Client:
     """A board that has enrolled, with what it said of itself last."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from fedmpq.method.state import ClientRecord
-from fedmpq.server.claim_limits import UNLIMITED, ClaimLimits
+from fedmpq.server.claim_limits import ClaimLimits
 from fedmpq.server.store.records import Answer, Client, Member, Run, Seat
 from fedmpq.server.tokens import TokenRecord
 
@@ -19,9 +19,6 @@ def moment(seconds: float) -> datetime:
 
 
 def limits_of(row: Row[Any]) -> ClaimLimits:
-    if row.max_samples is None and row.max_budget is None:
-        # Of most clients, of which a server holds many.
-        return UNLIMITED
     return ClaimLimits(row.max_samples, row.max_budget)
 
 
