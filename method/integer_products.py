@@ -15,7 +15,9 @@ from fedmpq.kernels.changes import Changes, add_whole_products
 from fedmpq.method.origins import Origin
 from fedmpq.model.quantized import PackedLayer
 
-_COLUMNS = 1 << 14
+_AT_ONCE = 1 << 18
+"""So many changes are numbers at a time, of all boards together: 2 MB, however many boards there are."""
+_FEWEST_COLUMNS, _MOST_COLUMNS = 256, 1 << 14
 _LOWER = 26
 
 
@@ -48,9 +50,11 @@ def _whole_products(groups: Sequence[Changes], start: int, stop: int) -> NDArray
     """The products over the weights `start..stop - 1`, in units, rounded once."""
     boards = sum(changes.boards for changes in groups)
     upper, lower = (np.zeros((boards, boards), np.int64) for _ in range(2))
-    for first in range(start, stop, _COLUMNS):
-        count = min(_COLUMNS, stop - first)
-        columns, row = np.empty((boards, count)), 0
+    step = min(max(_AT_ONCE // boards, _FEWEST_COLUMNS), _MOST_COLUMNS)
+    room = np.empty(boards * min(step, stop - start))
+    for first in range(start, stop, step):
+        count = min(step, stop - first)
+        columns, row = room[: boards * count].reshape(boards, count), 0
         for changes in groups:
             changes.write(first, count, columns[row : row + changes.boards])
             row += changes.boards

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpq.exchange.change import change_of, change_within_cells
+from fedmpq.method import integer_products
 from fedmpq.method.aggregate import MergeError
 from fedmpq.method.integer_products import scalar_products
 from fedmpq.method.integer_sum import MAX_BOARDS, MAX_TOTAL, MAX_WEIGHT, IntegerSum, whole_weights
@@ -162,6 +163,18 @@ def test_scalar_products_are_exact_in_each_row(fleet: Fleet) -> None:
                 total, size = total + part, size + abs(part)
             assert abs(Fraction(float(found[n, k])) - total) <= size * Fraction(1, 2**48)
     assert (found == found.T).all()
+
+
+@pytest.mark.parametrize("at_once", [1, 30, 1 << 20])
+def test_products_do_not_depend_on_how_many_columns_are_taken_at_a_time(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet.drawn(seed=5, widths=[2, 8, 4, 2, 6, 4, 1], shape=(3, 41), per_channel=True, carried=True)
+    origins, returned = [b.origin for b in fleet.boards], [b.returned for b in fleet.boards]
+    expected = scalar_products(origins, returned)
+    monkeypatch.setattr(integer_products, "_AT_ONCE", at_once)
+    monkeypatch.setattr(integer_products, "_FEWEST_COLUMNS", 1)
+    assert scalar_products(origins, returned).tobytes() == expected.tobytes()
 
 
 def test_products_that_53_bits_do_not_hold_are_exact() -> None:
