@@ -161,6 +161,7 @@ def measure(rivals: Rivals, batch: int, repetitions: int) -> dict[str, Any]:
         "batch": batch,
         "milliseconds": {name: round(timings.time(name).median * 1e3, 4) for name in jobs},
         "speedups": {name: spread.as_dict() for name, spread in speedups.items()},
+        "onnx_ahead_of_static_int8": timings.ratio("static_int8", "onnx").as_dict(),
     }
 
 

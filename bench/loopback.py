@@ -45,11 +45,11 @@ def run(
     `watched`: the server shows its dashboard, and somebody looks at it all the time.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    token, config, port = _token(folder / "server"), folder / "bench.toml", free_port()
+    token, config, port = make_token(folder / "server"), folder / "bench.toml", free_port()
     config.write_text(_settings(model, image, rounds + 1), encoding="utf-8")
     with ExitStack() as stack:
         page = free_port() if watched else None
-        server = stack.enter_context(_server(folder / "server", config, port, page))
+        server = stack.enter_context(start_server(folder / "server", config, port, page))
         wait_for_port(port, server)
         if page is not None:
             wait_for_port(page, server)
@@ -75,7 +75,7 @@ def run(
     )
 
 
-def _server(state: Path, config: Path, port: int, page: int | None) -> Program:
+def start_server(state: Path, config: Path, port: int, page: int | None = None) -> Program:
     """Without TLS, as Flower's."""
     words = [str(config), "--state", str(state), "--listen", f"127.0.0.1:{port}", "--insecure"]
     words += [] if page is None else ["--dashboard", str(page)]
@@ -99,7 +99,7 @@ def _onlooker(page: int) -> Iterator[None]:
     yield
 
 
-def _token(state: Path) -> str:
+def make_token(state: Path) -> str:
     """Makes the server's folder; good for all boards."""
     for words in (["init"], ["token", "--many"]):
         command = [*FEDMPQ, "server", *words, "--state", str(state), "--json"]

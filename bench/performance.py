@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import federation, inference, planes, train_step
+from bench import arm_steps, federation, goals, inference, planes, real_boards, train_step
 from bench.machine import Machine
 from bench.memory import ROOT
 from bench.pages import measured_on, with_generated
+from bench.real_boards import Boards
 from bench.timing import load_average
 from bench.train_step import Case
 from bench.workload import BATCHES, MODELS
 from fedmpq import kernels
+from tools.arm_board import BoardError
+from tools.wheels import WheelError
 
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- begin of what `make bench` writes -->", "<!-- end of what `make bench` writes -->"
@@ -102,6 +105,27 @@ def inference_facts() -> list[Facts]:
     for model in INFERENCE_MODELS:
         found.append(inference.facts_of(model, INFERENCE_BITS, INFERENCE_TURNS))
         print(f"\n{inference.table(found[-1])}", flush=True)
+    return found
+
+
+def board_facts() -> Boards:
+    found = real_boards.measure()
+    print(f"\n{real_boards.table(found)}", flush=True)
+    return found
+
+
+def arm_ratios() -> dict[str, arm_steps.Ratio] | str:
+    """By board; or why there are none."""
+    try:
+        found = arm_steps.measure("mobilenet_v2", 16, tuple(goals.INSTRUCTION_GOALS))
+    except (BoardError, WheelError) as error:
+        print(f"\nno counts on ARM boards: {error}", flush=True)
+        return str(error).splitlines()[0]
+    for cpu, ratio in found.items():
+        print(
+            f"{cpu}: {ratio.scalar:.1f} million instructions, own {ratio.own:.1f}, {ratio.library:.1f}x",
+            flush=True,
+        )
     return found
 
 
@@ -198,8 +222,10 @@ def main() -> None:
     steps = list(step_facts(arguments.repetitions))
     rounds = federation_facts()
     models = inference_facts()
+    boards, after = board_facts(), load_average()
     parts = [
-        described(Machine.here(), before, load_average()),
+        described(Machine.here(), before, after),
+        goals.table(list(goals.goals(steps, models, boards, arm_ratios()))),
         step_table(steps),
         scaling_lines(steps),
         f"Bits per weight of ResNet-20: {steps[0]['bits']}. Update rule: {steps[0]['update']}."

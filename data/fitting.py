@@ -66,7 +66,7 @@ def labelled(data: Dataset, class_names: Sequence[str]) -> Dataset:
     A class without images need not be one of the model's.
     """
     label_of = {name: label for label, name in enumerate(class_names)}
-    held = [data.class_names[label] for label in np.unique(data.labels)]
+    held = [data.class_names[label] for label in np.flatnonzero(np.bincount(data.labels))]
     unknown = [name for name in held if name not in label_of]
     if not unknown:
         table = np.array([label_of.get(name, -1) for name in data.class_names], np.int64)

@@ -122,6 +122,7 @@ def make_update(
     bytes. It may take so many seconds."""
     plan = assignment.plan
     pace = Pace(plan.epochs * math.ceil(len(data.train) / plan.batch_size), seconds)
+    trim_heap()  # of what measuring the model has left
     try:
         update = run_local_round(StoppableEngine(engine, stop, pace), graph, assignment, data.train, heard)
     finally:
