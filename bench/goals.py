@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.arm_steps import Ratio
 from bench.real_boards import BUDGET, Boards
+from bench.scaling import Scaling
 from bench.timing import Spread
 
 Facts = Mapping[str, Any]
@@ -54,7 +55,11 @@ class Goal:
 
 
 def goals(
-    steps: Sequence[Facts], models: Sequence[Facts], boards: Boards, arm: Mapping[str, Ratio] | str
+    steps: Sequence[Facts],
+    threads: Scaling | None,
+    models: Sequence[Facts],
+    boards: Boards,
+    arm: Mapping[str, Ratio] | str,
 ) -> Iterator[Goal]:
     """Of what `bench.performance` measures; `arm` is why there are no counts, where there are none."""
     of = f"x of ResNet-20's {BUDGET:g} bits"
@@ -64,6 +69,7 @@ def goals(
     size = by_model["resnet20"]["onnx_size_ratio"]
     yield Goal(f".onnx, {of}", 1.05, _exactly(size), "x", at_most=True)
     yield from _step_goals(steps)
+    yield from _thread_goals(threads)
     yield from _inference_goals(by_model["mobilenet_v2"])
     yield Goal("client process that trains ResNet-20, batch 64", 75, boards.client_mb, " MB", at_most=True)
     yield Goal("the engine alone, with gRPC loaded", 75, boards.engine_mb, " MB", at_most=True)
@@ -81,9 +87,16 @@ def _step_goals(steps: Sequence[Facts]) -> Iterator[Goal]:
     for (model, batch), goal in STEP_GOALS.items():
         found = _spread(first[model, batch, 1]["spreads"]["speedup_vs_torch_fp32"])
         yield Goal(f"training {model}, batch {batch}, x torch fp32", goal, found, "x")
-    scaling = [_spread(facts["spreads"]["scaling"]) for facts in steps if "scaling" in facts["spreads"]]
-    faster = scaling[0] if scaling else None
-    yield Goal("two threads against one, ResNet-20", THREADS_GOAL, faster, "x", missing="one core")
+
+
+def _thread_goals(threads: Scaling | None) -> Iterator[Goal]:
+    what = "two threads against one, ResNet-20, cores that share"
+    for near, words in ((True, "a cache"), (False, "none")):
+        found = None if threads is None else threads.spread(near)
+        if found is not None:
+            yield Goal(f"{what} {words}", THREADS_GOAL, found, "x")
+    if threads is None or not threads.samples:
+        yield Goal(f"{what} a cache", THREADS_GOAL, None, "x", missing="no two cores, or they were moved")
 
 
 def _inference_goals(facts: Facts) -> Iterator[Goal]:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import arm_steps, federation, goals, inference, planes, real_boards, train_step
+from bench import arm_steps, federation, goals, inference, planes, real_boards, scaling, train_step
 from bench.machine import Machine
 from bench.memory import ROOT
 from bench.pages import measured_on, with_generated
 from bench.real_boards import Boards
+from bench.scaling import Scaling
 from bench.timing import load_average
 from bench.train_step import Case
 from bench.workload import BATCHES, MODELS
@@ -45,7 +46,7 @@ def step_facts(repetitions: int) -> Iterator[Facts]:
             yield _printed(Case(model, batch, repetitions=repetitions))
     cores = Machine.here().cores
     if cores > 1:
-        yield _printed(Case("resnet20", 64, threads=cores, repetitions=repetitions, scaling=True))
+        yield _printed(Case("resnet20", 64, threads=cores, repetitions=repetitions))
     for isa in kernels.supported_isas():
         if isa in (best, "scalar"):
             continue
@@ -108,6 +109,16 @@ def inference_facts() -> list[Facts]:
     return found
 
 
+def threads_scaling() -> Scaling | None:
+    """Of ResNet-20 on all cores, if there are several."""
+    cores = Machine.here().cores
+    if cores < 2:
+        return None
+    found = scaling.measure(Case("resnet20", 64, threads=cores))
+    print(f"\n{found.lines()}", flush=True)
+    return found
+
+
 def board_facts() -> Boards:
     found = real_boards.measure()
     print(f"\n{real_boards.table(found)}", flush=True)
@@ -165,20 +176,6 @@ def step_table(results: list[Facts]) -> str:
     return "\n".join(lines)
 
 
-def scaling_lines(results: list[Facts]) -> str:
-    lines = []
-    for facts in results:
-        if "scaling" not in facts:
-            continue
-        spread = facts["spreads"]["scaling"]
-        lines.append(
-            f"{facts['model']}, batch {facts['batch']}: {facts['threads']} threads are"
-            f" **{spread['median']:.2f}** times as fast as one"
-            f" ({spread['least']:.2f} to {spread['greatest']:.2f})."
-        )
-    return "\n".join(lines)
-
-
 def plane_table(results: list[planes.Result]) -> str:
     lines = ["| planes of 270,000 weights | bits | us | x memcpy | NumPy x kernel |", "|---|---|---|---|---|"]
     for result in results:
@@ -220,14 +217,15 @@ def main() -> None:
     before = load_average()
     plane_rows = plane_results(arguments.repetitions)
     steps = list(step_facts(arguments.repetitions))
+    threads = threads_scaling()
     rounds = federation_facts()
     models = inference_facts()
     boards, after = board_facts(), load_average()
     parts = [
         described(Machine.here(), before, after),
-        goals.table(list(goals.goals(steps, models, boards, arm_ratios()))),
+        goals.table(list(goals.goals(steps, threads, models, boards, arm_ratios()))),
         step_table(steps),
-        scaling_lines(steps),
+        "" if threads is None else threads.lines(),
         f"Bits per weight of ResNet-20: {steps[0]['bits']}. Update rule: {steps[0]['update']}."
         f" Turns of each rival: {arguments.repetitions}.",
         plane_table(plane_rows),

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedmpq.kernels.memory import Buffer
 from fedmpq.system.heap import forget_pages
+from fedmpq.training.native_plan import LITTLE, with_spare
 
 _ALIGNMENT = 64
 _KEPT = 8
@@ -86,15 +87,15 @@ class Layout:
                     buffer.life.first = self._moment
         self._moment += 1
 
-    def place(self, all_spare: bool = False) -> int:
+    def place(self, all_spare: bool = False, little: int = LITTLE) -> int:
         """Choose the places; the bytes needed in all.
 
         Spare buffers get one, either all of them or as long as the step needs no more than a sixth of room on
-        top for them, the last ones first: those live the shortest.
+        top for them, or so little, the last ones first: those live the shortest.
         """
         if all_spare:
             return _place([*self._buffers, *self._spare])
-        spare, most = self._affordable()
+        spare, most = self._affordable(little)
         needed = _place([*self._buffers, *spare])
         while spare and needed > most:  # there were gaps between buffers
             spare = spare[: len(spare) * 7 // 8]
@@ -103,12 +104,12 @@ class Layout:
             buffer.placed = buffer in spare
         return needed
 
-    def _affordable(self) -> tuple[list[StepBuffer], int]:
+    def _affordable(self, little: int) -> tuple[list[StepBuffer], int]:
         """Spare buffers whose room could be had, and how many bytes are the most then."""
         live = np.zeros(self._moment, np.int64)  # bytes in use at each moment
         for buffer in self._buffers:
             live[buffer.life.moments] += buffer.size
-        most = int(live.max(initial=0)) * 7 // 6
+        most = with_spare(int(live.max(initial=0)), little)
         chosen = []
         for buffer in reversed(self._spare):
             during = live[buffer.life.moments]

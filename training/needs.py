@@ -43,6 +43,7 @@ from fedmpq.training.native_plan import (
     Unit,
     units_of,
     unlearnt_values,
+    with_spare,
 )
 
 # Codes as received, twice unpacked and while they are trained, packed planes and payloads of both directions.
@@ -202,8 +203,8 @@ class _Lives:
 
 
 def step_memory(graph: Graph, units: Sequence[Unit], images: int) -> int:
-    """Bytes of a training step's buffers; a sixth more for what the step could do without."""
-    return _Step(graph, images).peak_of(units) * 7 // 6
+    """Bytes of a training step's buffers, with those that it could do without."""
+    return with_spare(_Step(graph, images).peak_of(units))
 
 
 class _Step:

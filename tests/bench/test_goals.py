@@ -9,6 +9,7 @@ import pytest
 from bench.arm_steps import Ratio
 from bench.goals import STEP_GOALS, Goal, goals, table
 from bench.real_boards import Boards
+from bench.scaling import Sample, Scaling
 from bench.timing import Spread
 
 
@@ -33,16 +34,24 @@ def test_what_was_not_measured_is_not_reached_and_says_why() -> None:
 def test_every_goal_has_its_row() -> None:
     boards = Boards(spread(1.02), spread(0.93), spread(84), spread(70), 44.0, [0.1], [0.2])
     arm = {"cortex-a72": Ratio(1700, 340, 7.8), "cortex-a76": Ratio(1700, 85, 12.4)}
+    threads = Scaling("resnet20", 64, 2, (Sample(54.0, 1.86), Sample(320.0, 1.2)))
     found = list(
-        goals(step_facts(), [inference_facts(model) for model in ("resnet20", "mobilenet_v2")], boards, arm)
+        goals(
+            step_facts(),
+            threads,
+            [inference_facts(model) for model in ("resnet20", "mobilenet_v2")],
+            boards,
+            arm,
+        )
     )
     by_name = {goal.what: goal for goal in found}
-    assert len(by_name) == len(found) == 18
+    assert len(by_name) == len(found) == 19
     assert not by_name["wire down, x of ResNet-20's 4 bits"].reached
     assert by_name[".onnx, x of ResNet-20's 4 bits"].reached
     # The best instruction set's, not that of the row which was limited to a lesser one.
     assert by_name["training resnet20, batch 64, x torch fp32"].found == spread(3.6)
-    assert by_name["two threads against one, ResNet-20"].reached
+    assert by_name["two threads against one, ResNet-20, cores that share a cache"].reached
+    assert not by_name["two threads against one, ResNet-20, cores that share none"].reached
     assert not by_name["ONNX, mobilenet_v2, batch 1, x static int8"].reached
     assert by_name["ONNX, mobilenet_v2, batch 64, x static int8"].reached
     reached = [goal.reached for goal in found if goal.what.startswith("instructions")]
@@ -53,8 +62,9 @@ def test_every_goal_has_its_row() -> None:
 def test_without_an_emulator_the_other_goals_stand() -> None:
     boards = Boards(spread(1.02), spread(0.93), spread(84), spread(70), 44.0, [0.1], [0.2])
     models = [inference_facts(model) for model in ("resnet20", "mobilenet_v2")]
-    rows = table(list(goals(step_facts(), models, boards, "no qemu here")))
+    rows = table(list(goals(step_facts(), None, models, boards, "no qemu here")))
     assert rows.count("not measured: no qemu here") == 2
+    assert "not measured: no two cores" in rows
 
 
 def step_facts() -> list[dict[str, Any]]:
@@ -65,7 +75,7 @@ def step_facts() -> list[dict[str, Any]]:
         "model": "resnet20",
         "batch": 64,
         "threads": 2,
-        "spreads": {**speedup(3.0), "scaling": spread(1.9).as_dict()},
+        "spreads": speedup(3.0),
     }
     lesser = {"model": "resnet20", "batch": 64, "threads": 1, "spreads": speedup(1.2)}
     return [*facts, many, lesser]

@@ -238,4 +238,3 @@ def test_tables_have_a_row_for_each_result() -> None:
     assert len(rows) == 4
     assert len({row.count("|") for row in rows}) == 1
     assert "| **2.00** (1.50 to 2.50) |" in rows[2]
-    assert performance.scaling_lines(results).startswith("resnet20, batch 64: 2 threads are **1.70** times")

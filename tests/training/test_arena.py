@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedmpq.kernels.memory import Buffer
 from fedmpq.training.arena import Arena, Layout, StepBuffer
+from fedmpq.training.native_plan import with_spare
 
 steps = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=12)
 sizes = st.lists(st.integers(0, 300), min_size=10, max_size=10)
@@ -78,15 +79,23 @@ def test_spare_buffers_take_no_more_than_a_sixth_on_top(
         before, after = {*chain(*needed[: number + 1])}, {*chain(*needed[number:])}
         least = max(least, sum(rounded(counts[index]) for index in before & after))
     layout, _ = laid_out(moments, counts, spare)
-    assert layout.place() <= max(without.place(), least * 7 // 6)
+    assert layout.place(little=0) <= max(without.place(), least * 7 // 6)
+    assert layout.place(little=640) <= max(without.place(), with_spare(least, 640))
 
 
 def test_the_last_spare_buffers_come_first() -> None:
     layout, buffers = laid_out(
         [[0, 1], [2], [3], [3], [2], [1, 0]], [3840, 640, 640, 640, *[0] * 6], {1, 2, 3}
     )
-    assert layout.place() == 3840 + 640
+    assert layout.place(little=0) == 3840 + 640
     assert [buffers[index].placed for index in range(4)] == [True, False, False, True]
+
+
+def test_little_is_given_to_spare_buffers_whatever_a_step_needs() -> None:
+    moments, counts = [[0, 1], [2], [3], [3], [2], [1, 0]], [3840, 640, 640, 640, *[0] * 6]
+    layout, buffers = laid_out(moments, counts, {1, 2, 3})
+    assert layout.place(little=1280) == 3840 + 1280
+    assert [buffers[index].placed for index in range(4)] == [True, False, True, True]
 
 
 def test_a_spare_buffer_in_room_that_is_there_costs_nothing() -> None:
@@ -97,7 +106,7 @@ def test_a_spare_buffer_in_room_that_is_there_costs_nothing() -> None:
 
 def test_a_spare_buffer_without_a_place_has_no_array() -> None:
     layout, buffers = laid_out([[0, 1]], [64] * 10, {1})
-    layout.put_into(np.zeros(layout.place(), np.uint8))
+    layout.put_into(np.zeros(layout.place(little=0), np.uint8))
     assert not buffers[1].placed
     assert not hasattr(buffers[1], "array")
 

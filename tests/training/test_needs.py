@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from bench.workload import make_workload
 from fedmpq.exchange.messages import TrainingPlan
 from fedmpq.model.graph import INPUT, Graph
 from fedmpq.model.randomness import Draws
 from fedmpq.training.native_engine import NativeEngine
-from fedmpq.training.native_plan import units_of
+from fedmpq.training.native_plan import LITTLE, units_of
 from fedmpq.training.needs import forward_needs, products_of, step_memory, training_needs
 from tests.training.small_graphs import GRAPHS, Net, random_batch, random_state
 
@@ -24,7 +25,15 @@ def allocated(graph: Graph, images: int) -> int:
 def test_a_step_takes_as_much_as_estimated(name: str) -> None:
     graph = GRAPHS[name]()
     estimate = step_memory(graph, units_of(graph), 32)
-    assert 0.85 * estimate < allocated(graph, 32) <= estimate
+    # These steps need little, so nearly all of the estimate is room for what they could do without.
+    assert 0.99 * (estimate - LITTLE) < allocated(graph, 32) <= estimate
+
+
+@pytest.mark.slow
+def test_a_large_step_takes_as_much_as_estimated() -> None:
+    work = make_workload("resnet20", 64)
+    estimate = step_memory(work.graph, units_of(work.graph), 64)
+    assert 0.85 * estimate < allocated(work.graph, 64) <= estimate
 
 
 def test_products_are_counted() -> None:
