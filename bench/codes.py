@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import zlib
 from typing import Any
 
 import numpy as np
 
-from bench.machine import Machine
+from bench.machine import Machine, warn_if_busy
 from bench.timing import interleaved, load_average
 from fedmpq import kernels
 from fedmpq.model.grid import least_error_step, quantize
@@ -60,8 +59,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
     before = load_average()
-    if Machine.here().busy_with(before):
-        print(f"load average {before[0]}: other work disturbs what is measured here", file=sys.stderr)
+    warn_if_busy()
     results = [measure(bits, arguments.repetitions) for bits in BIT_WIDTHS]
     loads = {"load_average_before": before, "load_average_after": load_average()}
     facts = {"bench": "codes", **Machine.here().as_dict(), **loads, "results": results}

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench import flower, loopback
 from bench.loopback import OwnRounds
-from bench.machine import Machine
+from bench.machine import Machine, warn_if_busy
 from bench.rounds import CLIENTS, Rounds
 from bench.timing import Spread, Timings, load_average
 from bench.workload import BUDGET, CLASSES, IMAGE, INPUT_SCALE, INPUT_ZERO_POINT, MODELS
@@ -213,8 +213,7 @@ def main() -> None:
     for name in ("rounds", "repetitions"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} {getattr(arguments, name)} is too few; the least is 1")
-    if Machine.here().busy_with(load := load_average()):
-        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
+    warn_if_busy()
     case = Case(arguments.model, arguments.rounds, arguments.repetitions, not arguments.no_flower)
     facts = {"bench": "federation", **Machine.here().as_dict(), **measure(case).as_dict()}
     print(json.dumps(facts) if arguments.json else table(facts))

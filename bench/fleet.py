@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.machine import Machine
+from bench.machine import Machine, warn_if_busy
 from bench.memory import ROOT
 from bench.process_facts import ProcessFacts
 from bench.timing import load_average
@@ -320,8 +320,7 @@ def main() -> None:
         )
     if not 1 <= selected <= arguments.boards:
         parser.error(f"--selected {selected} is outside 1..{arguments.boards}, the boards")
-    if Machine.here().busy_with(load := load_average()):
-        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
+    warn_if_busy()
     case = Case(arguments.boards, selected, arguments.rounds, arguments.model, arguments.per_connection)
     if arguments.fronts is not None:
         _with_fronts(parser, arguments, case)

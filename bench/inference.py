@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.machine import Machine
+from bench.machine import warn_if_busy
 from bench.timing import interleaved, load_average
 from bench.workload import quantized
 from fedmpq.export.card import bare_bytes
@@ -280,8 +280,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15, help="turns per rival (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    if Machine.here().busy_with(load := load_average()):
-        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
+    warn_if_busy()
     try:
         facts = facts_of(arguments.model, arguments.bits, arguments.repetitions, arguments.run)
     except ValueError as error:

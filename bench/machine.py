@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
+import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,12 +34,39 @@ class Machine:
             versions={"python": platform.python_version(), **versions},
         )
 
-    def busy_with(self, load: list[float]) -> bool:
-        """Whether other work kept more than a quarter of the cores before a measurement."""
-        return load[0] > self.cores / 4
+    def is_busy(self, cores_in_use: float) -> bool:
+        """Whether other work keeps more than an eighth of the cores before a measurement."""
+        return cores_in_use > self.cores / 8
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def cores_in_use(seconds: float = 1.0) -> float:
+    """How many cores all programs of this machine keep busy, over so many seconds from now.
+
+    The load average would tell of programs that have ended a minute ago.
+    """
+    before = _busy_seconds()
+    time.sleep(seconds)
+    return round((_busy_seconds() - before) / seconds, 2)
+
+
+def _busy_seconds() -> float:
+    """Of all cores since the start (proc(5)); what guests of this machine use is part of `user`."""
+    first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, first[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def warn_if_busy() -> None:
+    """On standard error."""
+    machine, used = Machine.here(), cores_in_use()
+    if machine.is_busy(used):
+        print(
+            f"other work keeps {used:g} of {machine.cores} cores busy: it disturbs what is measured here",
+            file=sys.stderr,
+        )
 
 
 def _cpu_model() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import arm_steps, federation, goals, inference, planes, real_boards, scaling, train_step
-from bench.machine import Machine
+from bench.machine import Machine, cores_in_use
 from bench.memory import ROOT
 from bench.pages import measured_on, with_generated
 from bench.real_boards import Boards
@@ -140,13 +140,14 @@ def arm_ratios() -> dict[str, arm_steps.Ratio] | str:
     return found
 
 
-def described(machine: Machine, before: list[float], after: list[float]) -> str:
+def described(machine: Machine, used: float, loads: tuple[float, float]) -> str:
+    """`used`: how many cores other work kept before; `loads`: the load average before and after."""
     warning = (
         " **The machine was busy with other work: the figures say little, those of several threads least.**"
     )
     return (
-        f"{measured_on(machine)} Load average {before[0]} before, {after[0]} after."
-        f"{warning if machine.busy_with(before) else ''}"
+        f"{measured_on(machine)} Other work kept {used:g} of its cores busy before. Load average {loads[0]}"
+        f" before, {loads[1]} after.{warning if machine.is_busy(used) else ''}"
     )
 
 
@@ -214,7 +215,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE, help="the page to write into")
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
-    before = load_average()
+    used, before = cores_in_use(), load_average()
     plane_rows = plane_results(arguments.repetitions)
     steps = list(step_facts(arguments.repetitions))
     threads = threads_scaling()
@@ -222,7 +223,7 @@ def main() -> None:
     models = inference_facts()
     boards, after = board_facts(), load_average()
     parts = [
-        described(Machine.here(), before, after),
+        described(Machine.here(), used, (before[0], after[0])),
         goals.table(list(goals.goals(steps, threads, models, boards, arm_ratios()))),
         step_table(steps),
         "" if threads is None else threads.lines(),

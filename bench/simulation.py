@@ -26,7 +26,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from bench.machine import Machine
+from bench.machine import Machine, warn_if_busy
 from bench.memory import ROOT
 from bench.pages import measured_on, with_generated
 from bench.process_facts import marked_cpu_seconds
@@ -268,8 +268,7 @@ def main() -> None:
     for name, value in given.items():
         if value < 1:
             parser.error(f"--{name} {value} is too few; the least is 1")
-    if Machine.here().busy_with(load := load_average()):
-        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
+    warn_if_busy()
     found = []
     for model in models:
         result = measure(Case(model=model, **given), not without["no_ray"], not without["no_rivals"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any, get_args
 import torch
 
 from bench import torch_rivals
-from bench.machine import Machine
+from bench.machine import Machine, warn_if_busy
 from bench.memory import Growth, growths
 from bench.step_profile import profile
 from bench.timing import Spread, Timings, interleaved, load_average
@@ -249,10 +248,9 @@ def main() -> None:
     if arguments.profile:
         return print_profiles(_cases(arguments))
     results = []
-    if Machine.here().busy_with(load := load_average()):
-        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
+    warn_if_busy()
     if not arguments.json:
-        print(f"torch on {torch_isa()}, load average before {load}\n{HEADER}", flush=True)
+        print(f"torch on {torch_isa()}, load average before {load_average()}\n{HEADER}", flush=True)
     for case in _cases(arguments):
         results.append(measure(case))
         if not arguments.json:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench import loopback
-from bench.machine import Machine
+from bench.machine import Machine, warn_if_busy
 from bench.timing import Timings, load_average
 from bench.workload import BUDGET, IMAGE, MODELS
 
@@ -73,8 +72,7 @@ def main() -> None:
     for name in ("rounds", "repetitions"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} {getattr(arguments, name)} is too few; the least is 1")
-    if Machine.here().busy_with(load := load_average()):
-        print(f"load average {load[0]}: other work disturbs what is measured here", file=sys.stderr)
+    warn_if_busy()
     found = measure(arguments.model, arguments.rounds, arguments.repetitions)
     facts = {"bench": "watched", **Machine.here().as_dict(), **found}
     print(json.dumps(facts) if arguments.json else table(facts))

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.testing import assert_array_equal
 from torch import fx, nn
 
 from bench import memory, performance, torch_rivals, train_step, workload
-from bench.machine import Machine
+from bench.machine import Machine, cores_in_use
 from bench.memory import Growth
 from bench.pages import with_generated
 from bench.timing import Spread
@@ -228,8 +229,16 @@ def test_the_page_in_the_repository_can_be_written_into() -> None:
 def test_a_busy_machine_is_told_of() -> None:
     machine = Machine.here()
     assert machine.cores >= 1
-    assert "busy" in performance.described(machine, [machine.cores / 2, 0.0, 0.0], [0.0, 0.0, 0.0])
-    assert "busy" not in performance.described(machine, [0.1, 9.0, 9.0], [9.0, 9.0, 9.0])
+    assert "machine was busy" in performance.described(machine, machine.cores / 2, (0.0, 0.0))
+    assert "machine was busy" not in performance.described(machine, 0.1, (9.0, 9.0))
+
+
+def test_cores_in_use_are_counted() -> None:
+    until = time.monotonic() + 0.6
+    burning = threading.Thread(target=lambda: [None for _ in iter(lambda: time.monotonic() < until, False)])
+    burning.start()
+    assert cores_in_use(0.5) > 0.2
+    burning.join()
 
 
 def test_tables_have_a_row_for_each_result() -> None:
