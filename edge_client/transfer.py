@@ -122,7 +122,8 @@ async def download(
 def _shorter_if_it_breaks(chunks: ChunkLength) -> Iterator[None]:
     try:
         yield
-    except (grpc.aio.AioRpcError, StalledError):
+    except (grpc.aio.AioRpcError, StalledError, asyncio.CancelledError):
+        # Cancelled: the stream has noticed first that the connection broke, and its channel was closed.
         chunks.broke()
         raise
 

@@ -25,6 +25,7 @@ from fedmpq.edge_client.transfer import (
     Patience,
     StalledError,
     TransferError,
+    _shorter_if_it_breaks,
     download,
     have,
     within,
@@ -258,3 +259,11 @@ def test_a_broken_download_asks_for_shorter_chunks(server: RunningServer, tmp_pa
         fetch(server, tmp_path / "model", chunks=chunks)
     fetch(server, tmp_path / "model", chunks=chunks)
     assert server.federation.wished == [4096, 2048]
+
+
+def test_a_transfer_that_is_cancelled_with_its_channel_counts_as_broken() -> None:
+    """The stream may notice first that a connection is gone; else an update in one message never arrives."""
+    chunks = ChunkLength(4 * LEAST_CHUNK)
+    with pytest.raises(asyncio.CancelledError), _shorter_if_it_breaks(chunks):
+        raise asyncio.CancelledError
+    assert chunks.bytes == 2 * LEAST_CHUNK

@@ -264,7 +264,7 @@ def test_kept_accumulators_change_nothing(
     isa: str, monkeypatch: pytest.MonkeyPatch, name: str, float_errors: bool
 ) -> None:
     """With room for those of all layers, whose weights are so few bits that 16 are enough."""
-    monkeypatch.setattr(Layout, "_affordable", lambda layout: (layout._spare, 2**62))
+    monkeypatch.setattr(Layout, "_affordable", lambda layout, little: (layout._spare, 2**62))
     model = small_model(name, bits=(4, 2, 3, 1))
     outcomes = []
     for threads, least, kept in ((1, 10**9, False), (1, 1, True), (3, 1, True)):
