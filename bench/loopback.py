@@ -46,7 +46,7 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     token, config, port = make_token(folder / "server"), folder / "bench.toml", free_port()
-    config.write_text(_settings(model, image, rounds + 1), encoding="utf-8")
+    config.write_text(run_settings(model, image, rounds + 1), encoding="utf-8")
     with ExitStack() as stack:
         page = free_port() if watched else None
         server = stack.enter_context(start_server(folder / "server", config, port, page))
@@ -107,7 +107,8 @@ def make_token(state: Path) -> str:
     return str(json.loads(done.stdout)["token"])
 
 
-def _settings(model: str, image: tuple[int, int, int], rounds: int) -> str:
+def run_settings(model: str, image: tuple[int, int, int], rounds: int, **more: float) -> str:
+    """A run.toml for `CLIENTS` boards."""
     settings = {
         "model": model,
         "rounds": rounds,
@@ -116,8 +117,9 @@ def _settings(model: str, image: tuple[int, int, int], rounds: int) -> str:
         "classes": CLASSES,
         "input_scale": INPUT_SCALE,
         "input_zero_point": INPUT_ZERO_POINT,
-        # Rounds of training alone: the rival has no calibration.
+        # Rounds of training alone: that is what is measured, and rivals have no calibration.
         "statistics": "averaged",
+        **more,
     }
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 

@@ -128,7 +128,7 @@ def board_facts() -> Boards:
 def arm_ratios() -> dict[str, arm_steps.Ratio] | str:
     """By board; or why there are none."""
     try:
-        found = arm_steps.measure("mobilenet_v2", 16, tuple(goals.INSTRUCTION_GOALS))
+        found = arm_steps.measure("mobilenet_v2", 16, goals.INSTRUCTION_GOALS)
     except (BoardError, WheelError) as error:
         print(f"\nno counts on ARM boards: {error}", flush=True)
         return str(error).splitlines()[0]

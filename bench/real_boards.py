@@ -20,18 +20,18 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bench.loopback import make_token, start_server
+from bench.loopback import make_token, run_settings, start_server
 from bench.machine import Machine
 from bench.memory import ROOT
+from bench.rounds import CLIENTS
 from bench.timing import Spread, load_average
-from bench.workload import CLASSES, INPUT_SCALE, INPUT_ZERO_POINT
 from fedmpq.data.named import load_named
 from fedmpq.exchange.messages import TrainingPlan
 from tools import rounds
 from tools.programs import FEDMPQ, Program, free_port, wait_for_port, wait_until
 from tools.tcp_proxy import Proxy
 
-BOARDS, BUDGET, BATCH, ROUNDS, EPOCHS = 2, 4.0, 64, 6, 5
+BUDGET, BATCH, ROUNDS, EPOCHS = 4.0, 64, 6, 5
 SIDE, CHANNELS = 32, 3
 RESNET20_WEIGHTS = 270_896
 PATIENCE = 1800.0
@@ -71,25 +71,15 @@ def measure(count: int = ROUNDS, epochs: int = EPOCHS) -> Boards:
 
 def _federation(folder: Path, count: int, epochs: int) -> tuple[list[float], list[tuple[int, int]]]:
     """Each board's peak, and its bytes up and down."""
-    settings = {
-        "model": "resnet20",
-        "rounds": count,
-        "clients_per_round": BOARDS,
-        "epochs": epochs,
-        "batch_size": BATCH,
-        "image": [SIDE, SIDE, CHANNELS],
-        "classes": CLASSES,
-        "input_scale": INPUT_SCALE,
-        "input_zero_point": INPUT_ZERO_POINT,
-        "statistics": "averaged",
-    }
     config, port = folder / "bench.toml", free_port()
-    config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    image = SIDE, SIDE, CHANNELS
+    settings = run_settings("resnet20", image, count, epochs=epochs, batch_size=BATCH)
+    config.write_text(settings, encoding="utf-8")
     token = make_token(folder / "server")
     with ExitStack() as stack:
         server = stack.enter_context(start_server(folder / "server", config, port))
         wait_for_port(port, server)
-        proxies = [stack.enter_context(Proxy(port)) for _ in range(BOARDS)]
+        proxies = [stack.enter_context(Proxy(port)) for _ in range(CLIENTS)]
         boards = [
             stack.enter_context(_board(folder, number, proxy.port, token))
             for number, proxy in enumerate(proxies)
@@ -108,8 +98,8 @@ def _federation(folder: Path, count: int, epochs: int) -> tuple[list[float], lis
 def _board(folder: Path, number: int, port: int, token: str) -> Program:
     data = folder / f"board-{number}.npz"
     digits, _ = load_named("digits", size=SIDE)
-    images = np.repeat(digits.images[number::BOARDS], CHANNELS, axis=3)
-    np.savez(data, x_train=images, y_train=digits.labels[number::BOARDS])
+    images = np.repeat(digits.images[number::CLIENTS], CHANNELS, axis=3)
+    np.savez(data, x_train=images, y_train=digits.labels[number::CLIENTS])
     words = [
         "--server",
         f"127.0.0.1:{port}",
@@ -144,7 +134,7 @@ def _engine_mb(folder: Path) -> list[float]:
 def table(found: Boards) -> str:
     """For a terminal."""
     lines = [
-        f"ResNet-20 at {BUDGET:g} bits, {BOARDS} boards, batch {BATCH}; load average {found.load_before[0]}",
+        f"ResNet-20 at {BUDGET:g} bits, {CLIENTS} boards, batch {BATCH}; load average {found.load_before[0]}",
         f"down, of the bits of the weights  {found.down.median:.3f}",
         f"up, of the bits of the weights    {found.up.median:.3f}",
         f"client process, MB                {found.client_mb.median:.1f}",

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -79,22 +80,25 @@ def convolutions(counts: Counts) -> int:
     return sum(count for name, count in counts.items() if name.startswith("fedmpq_conv_"))
 
 
+def counted_steps(model: str, batch: int, cpus: Iterable[str]) -> Iterator[tuple[str, Counts, Counts]]:
+    """Of one training step on each board: its name, the counts of portable code and of its own set."""
+    with TemporaryDirectory() as scratch:
+        counting = Counting(arm_board.make(), Path(scratch))
+        source = Path(scratch) / "round.npz"
+        rounds.make(source, model, (3, 32, 32), batch, TrainingPlan(epochs=1, batch_size=batch))
+        for cpu in cpus:
+            yield cpu, counting.step(source, cpu, "scalar"), counting.step(source, cpu, OWN_ISA[cpu])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.arm_instructions", description=__doc__)
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--batch", type=int, default=8)
     arguments = parser.parse_args()
     try:
-        with TemporaryDirectory() as scratch:
-            counting = Counting(arm_board.make(), Path(scratch))
-            source = Path(scratch) / "round.npz"
-            plan = TrainingPlan(epochs=1, batch_size=arguments.batch)
-            rounds.make(source, arguments.model, (3, 32, 32), arguments.batch, plan)
-            print(
-                f"{arguments.model}, one training step of batch {arguments.batch}, millions of instructions\n"
-            )
-            for cpu, isa in OWN_ISA.items():
-                _print(cpu, isa, counting.step(source, cpu, "scalar"), counting.step(source, cpu, isa))
+        print(f"{arguments.model}, one training step of batch {arguments.batch}, millions of instructions\n")
+        for cpu, scalar, own in counted_steps(arguments.model, arguments.batch, OWN_ISA):
+            _print(cpu, OWN_ISA[cpu], scalar, own)
     except (BoardError, PlanError, wheels.WheelError) as error:
         sys.exit(f"arm_instructions: {error}")
 
