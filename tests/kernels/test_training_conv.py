@@ -96,6 +96,10 @@ SHAPES = [
     # Taps as far apart as pixels, by a stride of two.
     Conv(2, 19, 21, 41, 8, 9, 41, 3, 3, 2, 2, 0, 0, 2, 2, 41),
     square(2, 9, 3, 40, 1, 1),
+    # One image, whose rows, and in the gradient of weights outputs, threads share.
+    square(1, 32, 32, 48, 1, 1),
+    square(1, 30, 24, 72, 2, 1),
+    square(1, 16, 64, 64, 1, 2),
 ]
 
 
@@ -112,10 +116,13 @@ def test_instruction_sets_and_threads_agree_on_layers_of_real_size(
     results = []
     for isa in kernels.supported_isas():
         kernels.force_isa(isa)
-        for count in (1, 2, 3):
+        for count in (1, 2, 3, 5):
+            acc = np.empty(conv.images * conv.outputs, np.int32)
+            sums = training.conv_forward(conv, problem.stored_codes, problem.weights, count, acc, True)
             results.append(
                 (
-                    forward(problem, count).tobytes(),
+                    sums.tobytes(),
+                    acc.tobytes(),
                     backward_input(problem, 0.37, True, count).tobytes(),
                     backward_weights(problem, scale, count).tobytes(),
                 )

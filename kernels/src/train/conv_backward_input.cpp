@@ -85,7 +85,9 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
   const int fit = products_that_fit(deep ? 1 : 2, deep || zero == 0 ? 128 : 255, greatest);
   // Sums that lie one after the other as the errors do go in one call: of all rows, or of a row.
   const bool whole_rows = groups == 1 && columns.step == 1, whole = whole_rows && rows.step == 1;
-  const auto one_group = [&](int image, int g, Scratch& scratch) {
+  const Pieces pieces(c.images, rows.count, columns.count, threads);
+  const auto one_group = [&](const Rows& piece, int g, Scratch& scratch) {
+    const int image = piece.image;
     uint16_t* first = out + (int64_t{image} * c.height * c.width + columns.first) * c.channels + g * outputs;
     const auto emit = [&](int y, int count, int32_t* sums) {
       const int64_t row = int64_t{columns.count} * outputs, runs = whole_rows ? 1 : columns.count;
@@ -95,9 +97,9 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
                        int64_t{columns.step} * c.channels);
     };
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
-    if (scratch.next >= 0 && g == 0) fetch_ahead(source, scratch.next);
+    if (scratch.next >= 0 && g == 0) fetch_ahead(source, pieces.image(scratch.next));
     if (deep) {
-      for (int y = 0; y < rows.count; ++y) {
+      for (int y = piece.first; y < piece.last; ++y) {
         ops().depthwise({scratch.padded.data() + int64_t{y} * layout.padded_width * c.channels, c.channels, columns.count,
                          c.channels, taps, zero, columns.dilation == 1 ? columns.taps : 1, true, fit, at.offsets.data(),
                          packed.data(), scratch.sums.data()});
@@ -106,15 +108,15 @@ int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& colu
       return;
     }
     correlate(product, layout, segments, scratch.padded.data(), packed.data() + g * product.packed_size(layout.depth),
-              fit, {}, start.of(g), [&](int) { return scratch.sums.data(); }, [&](int y, int count, int32_t* sums) {
+              fit, {}, start.of(g), piece, [&](int) { return scratch.sums.data(); }, [&](int y, int count, int32_t* sums) {
                 tidy(sums, int64_t{count} * columns.count, outputs, stride);
                 emit(y, count, sums);
               });
   };
   const int64_t band = int64_t{deep ? 1 : product.band()} * columns.count * stride;
-  const bool enough = with_scratch(raw, layout.size(), band, c.images, threads,
-                                   [&](int image, Scratch& scratch) {
-                                     for (int g = 0; g < groups; ++g) one_group(image, g, scratch);
+  const bool enough = with_scratch(raw, layout.size(), band, pieces.count(), threads,
+                                   [&](int item, Scratch& scratch) {
+                                     for (int g = 0; g < groups; ++g) one_group(pieces.rows(item), g, scratch);
                                    });
   return enough ? 0 : no_memory;
 }

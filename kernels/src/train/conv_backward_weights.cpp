@@ -187,11 +187,12 @@ int64_t write_fours(const Sums<int32_t>& sums, int first, const int64_t* taken_o
 
 int64_t write_fours(const Sums<int64_t>&, int, const int64_t*, const float*, float*) { return 0; }
 
-// Gradients from sums, a few outputs at a time: they lie far apart.
+// Gradients of the outputs from `begin` up to `end` from sums, a few at a time: they lie far apart.
 template <class Sum>
-void write_gradient(const Sums<Sum>& sums, int outputs, const int64_t* taken_off, const float* scale, float* gradient) {
-  for (int first = 0; first < outputs; first += lanes) {
-    const int last = outputs - first < lanes ? outputs : first + lanes;
+void write_gradient(const Sums<Sum>& sums, int begin, int end, const int64_t* taken_off, const float* scale,
+                    float* gradient) {
+  for (int first = begin; first < end; first += lanes) {
+    const int last = end - first < lanes ? end : first + lanes;
     const int64_t done = last - first == lanes ? write_fours(sums, first, taken_off, scale, gradient) : 0;
     write_places(sums, done, first, last, taken_off, scale, gradient);
   }
@@ -218,7 +219,7 @@ class WeightGradient {
         quads_(up(c.out_width, 4) / 4),
         blocks_(up(outputs_, lanes) / lanes),
         threads_(threads),
-        slots_(at_least_one(threads < c.images ? threads : c.images)),
+        slots_(slots(c, deep_, threads)),
         fit_(products_that_fit(deep_ ? 1 : 2, pairs ? 15 : (flip_ ? 128 : 255), 127)),
         holds_(((int64_t{1} << 31) - 1) / at_least_one(int64_t{128} * (pairs ? 15 : 255) * c.out_height * c.out_width)),
         planes_(planes()),
@@ -254,10 +255,19 @@ class WeightGradient {
   }
 
  private:
+  // Two blocks of a group's outputs at a time, and where they end.
+  int block_pairs() const { return (blocks_ + 1) / 2; }
+  int end_of(int pair) const { return outputs_ < 2 * lanes * (pair + 1) ? outputs_ : 2 * lanes * (pair + 1); }
   int64_t group_sums() const { return int64_t{taps_} * inputs_ * blocks_ * lanes; }
   int64_t all_sums() const { return deep_ ? int64_t{taps_} * c_.channels : group_sums() * c_.groups; }
   const int8_t* errors_of(int image) const {
     return errors_ + int64_t{image} * c_.out_height * c_.out_width * c_.out_channels;
+  }
+
+  // Threads that gather images of their own; one if there are fewer images than threads, which then share its products.
+  static int slots(const FedmpqConv& c, bool deep, int threads) {
+    if (c.images >= threads) return at_least_one(threads);
+    return deep ? at_least_one(c.images) : 1;
   }
 
   // Small images go together: reading and writing the sums of all weights takes longer than a few products.
@@ -329,13 +339,16 @@ class WeightGradient {
         sum_errors(errors_of(image), int64_t{c_.out_height} * c_.out_width, c_.out_channels, own.errors.data());
       const uint8_t* bytes = bytes_of(source_, image, int64_t{c_.height} * c_.width * c_.channels, own.bytes.data());
       to_planes(c_, planes_, bytes, g * inputs_, own.planes.data() + i * planes_.image());
-      to_quads(c_, errors_of(image) + g * outputs_, outputs_, block_, errors_of(c_.images),
-               own.quads.data() + int64_t{i} * c_.out_height * quads_ * lanes * 4);
     }
     for (int i = 0; i < count && g == 0; ++i)
       if (const int next = first + (count + i) * slots_; next < c_.images) fetch_ahead(source_, next);
-    for (int tap = 0; tap < taps_; ++tap)
-      for (int b = 0; b < blocks_; b += 2) multiply(count, tap, b, g, own);
+    parallel(block_pairs(), slots_ == 1 ? threads_ : 1, [&](int pair, int) {
+      const int b = 2 * pair;
+      for (int i = 0; i < count; ++i)
+        to_quads(c_, errors_of(first + i * slots_) + g * outputs_ + b * lanes, end_of(pair) - b * lanes, block_,
+                 errors_of(c_.images), own.quads.data() + b * block_ + int64_t{i} * c_.out_height * quads_ * lanes * 4);
+      for (int tap = 0; tap < taps_; ++tap) multiply(count, tap, b, g, own);
+    });
   }
 
   // The sums of one tap for all inputs and up to two blocks of outputs.
@@ -375,10 +388,13 @@ class WeightGradient {
   template <class Sum>
   void write_groups(const Sum* sums, const float* scale, float* gradient) const {
     const int64_t* taken_off = gathered_[0]->errors.data();
-    if (deep_) return write_gradient<Sum>({sums, taps_, 1, c_.channels}, c_.channels, taken_off, scale, gradient);
+    if (deep_) return write_gradient<Sum>({sums, taps_, 1, c_.channels}, 0, c_.channels, taken_off, scale, gradient);
     for (int g = 0; g < c_.groups; ++g)
-      write_gradient<Sum>({sums + g * group_sums(), taps_, inputs_, blocks_ * lanes}, outputs_, taken_off + g * outputs_,
-                          scale + g * outputs_, gradient + int64_t{g} * outputs_ * inputs_ * taps_);
+      parallel(block_pairs(), threads_, [&](int pair, int) {
+        write_gradient<Sum>({sums + g * group_sums(), taps_, inputs_, blocks_ * lanes}, 2 * lanes * pair, end_of(pair),
+                            taken_off + g * outputs_, scale + g * outputs_,
+                            gradient + int64_t{g} * outputs_ * inputs_ * taps_);
+      });
   }
 
   const FedmpqConv& c_;

@@ -10,7 +10,7 @@
 namespace fedmpq {
 namespace {
 
-// Some rows of an image's accumulators while they are in the cache, and room for as many bytes.
+// Some rows of an image's accumulators while they are in the cache, and room for as many bytes unless they are stored.
 struct Band {
   int image, y, rows;
   const int32_t* sums;
@@ -37,6 +37,16 @@ void scatter(const int32_t* sums, int64_t pixels, int outputs, int channels, int
     std::memcpy(out + x * channels, sums + x * run, static_cast<size_t>(run) * sizeof(int32_t));
 }
 
+// after(band) for stored accumulators whose pieces were computed in any order: sums of an image go by the order of its rows.
+void all_bands(const FedmpqConv& c, int band, int threads, const int32_t* acc, const After& after) {
+  const int64_t row = int64_t{c.out_width} * c.out_channels;
+  parallel(c.images, threads, [&](int image, int) {
+    for (int y = 0; y < c.out_height; y += band)
+      after(Band{image, y, c.out_height - y < band ? c.out_height - y : band, acc + (int64_t{image} * c.out_height + y) * row,
+                 nullptr});
+  });
+}
+
 int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int greatest,
                           int threads, int32_t* acc, const After& after) {
   const Layout layout = forward_layout(c, static_cast<uint8_t>(zero));
@@ -52,22 +62,26 @@ int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, c
   const int fit = products_that_fit(1, source.pairs ? 15 : 255, greatest);
   const int band = Product{1, 1, 1, 1, 1, 1, c.out_height, c.out_width, c.channels}.band();
   const int64_t room = band * row;
-  const auto one_image = [&](int image, Scratch& scratch) {
+  const Pieces pieces(c.images, c.out_height, c.out_width, acc != nullptr ? threads : 1);
+  const auto one_piece = [&](int item, Scratch& scratch) {
+    const auto [image, begin, end] = pieces.rows(item);
     pad(layout, source, image, 0, scratch.bytes.data(), scratch.padded.data());
-    if (scratch.next >= 0) fetch_ahead(source, scratch.next);
-    for (int y = 0; y < c.out_height; ++y) {
+    if (scratch.next >= 0) fetch_ahead(source, pieces.image(scratch.next));
+    for (int y = begin; y < end; ++y) {
       const int first = y / band * band;
       int32_t* sums = acc != nullptr ? acc + (int64_t{image} * c.out_height + first) * row : scratch.sums.data();
       ops().depthwise({scratch.padded.data() + int64_t{y} * c.stride_h * layout.padded_width * c.channels,
                        c.stride_w * c.channels, c.out_width, c.channels, taps, zero,
                        c.dilation_w == c.stride_w ? c.kernel_w : 1, source.pairs, fit, at.offsets.data(), by_tap.data(),
                        sums + (y - first) * row});
-      if ((y + 1) % band == 0 || y + 1 == c.out_height)
+      if (pieces.whole() && ((y + 1) % band == 0 || y + 1 == c.out_height))
         after(Band{image, first, y - first + 1, sums, scratch.bytes.data()});
     }
   };
   const int64_t bytes = raw < room ? room : raw;
-  return with_scratch(bytes, layout.size(), room, c.images, threads, one_image) ? 0 : no_memory;
+  if (!with_scratch(bytes, layout.size(), room, pieces.count(), threads, one_piece)) return no_memory;
+  if (!pieces.whole()) all_bands(c, band, threads, acc, after);
+  return 0;
 }
 
 // Every group's weights as tiles read them and, where the bit-serial form is used, as bit-planes.
@@ -137,34 +151,38 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   const bool direct = c.groups == 1 && outputs == stride;  // rows that need no tidying are summed where they belong
   const int64_t copy = (layout.size() + slack - 1) / slack * slack;  // what Winograd's form reads starts on a cache line
-  const auto one_group = [&](int image, int g, Scratch& scratch) {
+  const Pieces pieces(c.images, c.out_height, c.out_width, acc != nullptr ? threads : 1);
+  const auto one_group = [&](const Rows& piece, int g, Scratch& scratch) {
+    const int image = piece.image;
     int32_t* out = acc != nullptr ? acc + int64_t{image} * c.out_height * row : nullptr;
     const Serial serial{packed.bits, packed.planes.data() + g * packed.group_words, scratch.planes.data()};
     pad(layout, source, image, g, scratch.bytes.data(), scratch.padded.data());
-    if (scratch.next >= 0 && g == 0) fetch_ahead(source, scratch.next);
+    if (scratch.next >= 0 && g == 0) fetch_ahead(source, pieces.image(scratch.next));
     const auto target = [&](int y) { return direct && out != nullptr ? out + y * row : scratch.sums.data(); };
     const auto done = [&](int y, int rows, int32_t* sums) {
       const int64_t pixels = int64_t{rows} * c.out_width;
       if (!direct) tidy(sums, pixels, outputs, stride);
       if (!direct && out != nullptr) scatter(sums, pixels, outputs, c.out_channels, out + y * row + g * outputs);
-      if (g < c.groups - 1) return;
+      if (g < c.groups - 1 || !pieces.whole()) return;
       after(Band{image, y, rows, out != nullptr ? out + y * row : sums, scratch.bytes.data()});
     };
     uint8_t* padded = scratch.padded.data();
     if (winograd.used()) {
-      winograd.turn(padded, padded + copy);
-      correlate(winograd, product, padded + copy, target, done);
+      winograd.turn(padded, piece, padded + copy);
+      correlate(winograd, product, padded + copy, piece, target, done);
     } else {
       correlate(product, layout, segments, padded, packed.tiles.data() + g * packed.group_bytes, fit, serial, start.of(g),
-                target, done);
+                piece, target, done);
     }
   };
   const int64_t room = int64_t{product.band()} * c.out_width * stride;
-  const bool enough = with_scratch(raw < room ? room : raw, copy + winograd.room(), room, c.images, threads,
-                                   [&](int image, Scratch& scratch) {
-                                     for (int g = 0; g < c.groups; ++g) one_group(image, g, scratch);
+  const bool enough = with_scratch(raw < room ? room : raw, copy + winograd.room(), room, pieces.count(), threads,
+                                   [&](int item, Scratch& scratch) {
+                                     for (int g = 0; g < c.groups; ++g) one_group(pieces.rows(item), g, scratch);
                                    });
-  return enough ? 0 : no_memory;
+  if (!enough) return no_memory;
+  if (!pieces.whole()) all_bands(c, product.band(), threads, acc, after);
+  return 0;
 }
 
 // The same of images by themselves, however they are multiplied.

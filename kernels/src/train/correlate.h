@@ -108,6 +108,34 @@ struct Serial {
   uint8_t* codes;
 };
 
+// Rows of an image's output: all of them, or what one of several threads computes where there are more threads than images.
+struct Rows {
+  int image, first, last;
+};
+
+// The outputs of some images as what threads take one after the other: whole images, or pieces of them if they are too few.
+class Pieces {
+ public:
+  Pieces(int images, int rows, int columns, int threads)
+      : images_(images), rows_(rows), each_(images < 1 || images >= threads ? 1 : (threads + images - 1) / images) {
+    constexpr int worth_it = 32;  // pixels: with fewer, a thread takes longer to read weights than to multiply by them
+    const int64_t most = int64_t{rows} * columns / worth_it;
+    each_ = most < each_ ? static_cast<int>(most) : each_;
+    each_ = rows < each_ ? rows : each_;
+    each_ = each_ < 1 ? 1 : each_;
+  }
+  int count() const { return images_ * each_; }
+  bool whole() const { return each_ == 1; }
+  Rows rows(int item) const {
+    const int64_t piece = item % each_;
+    return {item / each_, static_cast<int>(piece * rows_ / each_), static_cast<int>((piece + 1) * rows_ / each_)};
+  }
+  int image(int item) const { return item / each_; }
+
+ private:
+  int images_, rows_, each_;
+};
+
 // Some rows of the output from the pixel at `from` on, `line` bytes apart, their sums starting at `start`, or at zero if
 // that is null: by tiles, or by bit-planes, which lie `plane` bytes apart and whose offsets are an eighth of those of bytes.
 void tile_rows(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t line, int rows,
@@ -115,16 +143,17 @@ void tile_rows(const Product& product, int depth, const Segments& segments, cons
 void bit_row(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t plane,
              const Serial& serial, const int32_t* start, int32_t* sums);
 
-// The rows of the output, out_width x 16*blocks each, a band at a time: at target(y) those from y on, then
+// Some rows of the output, out_width x 16*blocks each, a band at a time: at target(y) those from y on, then
 // done(y, rows, there). Sums start at `start`, or at zero.
 template <class Target, class Done>
 void correlate(const Product& product, const Layout& layout, const Segments& segments, const uint8_t* padded,
-               const int8_t* packed, int fit, const Serial& serial, const int32_t* start, Target target, Done done) {
+               const int8_t* packed, int fit, const Serial& serial, const int32_t* start, const Rows& piece, Target target,
+               Done done) {
   const int64_t line = int64_t{layout.padded_width} * layout.depth * product.stride_h, codes = layout.size() - slack;
   if (serial.bits > 0) fedmpq_pack_planes(padded, codes, code_planes, serial.codes);
   const int64_t row = int64_t{product.out_width} * product.blocks() * lanes;
-  for (int y = 0; y < product.out_height; y += product.band()) {
-    const int rows = product.out_height - y < product.band() ? product.out_height - y : product.band();
+  for (int y = piece.first; y < piece.last; y += product.band()) {
+    const int rows = piece.last - y < product.band() ? piece.last - y : product.band();
     int32_t* sums = target(y);
     for (int i = 0; i < rows && serial.bits > 0; ++i)
       bit_row(product, layout.depth, segments, serial.codes + (y + i) * line / 8, codes / 8, serial, start, sums + i * row);

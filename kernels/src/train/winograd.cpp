@@ -79,9 +79,9 @@ bool Winograd::pack(const int8_t* weights) {
   return used_;
 }
 
-void Winograd::turn(const uint8_t* padded, uint8_t* turned) const {
+void Winograd::turn(const uint8_t* padded, const Rows& piece, uint8_t* turned) const {
   const int64_t line = (2 * int64_t{pairs_} + 2) * depth_;
-  for (int64_t y = 0; y < rows_; ++y)
+  for (int64_t y = piece.first; y < piece.last + product_.kernel_h - 1; ++y)
     for (int c = 0; c < depth_; c += lanes)
       turn_row(padded + y * line + c, pairs_, depth_, offset, turned + y * row() + c);
 }

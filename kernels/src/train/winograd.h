@@ -22,7 +22,8 @@ class Winograd {
 
   // Bytes of an image's v.
   int64_t room() const { return used_ ? rows_ * row() : 0; }
-  void turn(const uint8_t* padded, uint8_t* turned) const;
+  // What the outputs of a piece read.
+  void turn(const uint8_t* padded, const Rows& piece, uint8_t* turned) const;
 
   // The sums of output rows from y on, out_width x 16*blocks each.
   void multiply(const uint8_t* turned, int y, int rows, int32_t* sums) const;
@@ -44,11 +45,12 @@ class Winograd {
   Start start_;
 };
 
-// The rows of the output a band at a time, as `correlate` of tiles has them.
+// Some rows of the output a band at a time, as `correlate` of tiles has them.
 template <class Target, class Done>
-void correlate(const Winograd& winograd, const Product& product, const uint8_t* turned, Target target, Done done) {
-  for (int y = 0; y < product.out_height; y += product.band()) {
-    const int rows = product.out_height - y < product.band() ? product.out_height - y : product.band();
+void correlate(const Winograd& winograd, const Product& product, const uint8_t* turned, const Rows& piece, Target target,
+               Done done) {
+  for (int y = piece.first; y < piece.last; y += product.band()) {
+    const int rows = piece.last - y < product.band() ? piece.last - y : product.band();
     int32_t* sums = target(y);
     winograd.multiply(turned, y, rows, sums);
     done(y, rows, sums);
