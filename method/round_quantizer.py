@@ -17,6 +17,9 @@ from fedmpq.model.grid import MAX_BITS, STEP_RULES, least_errors, noise_power, q
 from fedmpq.model.quantized import Layers, PackedLayer, QuantizedLayer, Side, Weights, dequantize_all
 from fedmpq.system.machine import available_cores
 
+# Layers up to so many times the size of one that a deal asks for are looked at with it.
+_ALIKE = 1.5
+
 
 class RoundQuantizer:
     """The global model of one round on its grids, each layer at each bit-width quantized once."""
@@ -123,8 +126,18 @@ class RoundQuantizer:
         """
         if (layer, bits) not in self._errors:
             name = self._graph.layers[layer].name
+            if (name, bits) not in self._steps:
+                self._find(self._asked_next(layer, bits))
             self._errors[layer, bits] = self._noise_of(name, bits) / self._power_of(name)
         return self._errors[layer, bits]
+
+    def _asked_next(self, layer: int, bits: int) -> list[tuple[str, int]]:
+        """The layer at `b` bits, and others at the same that a deal likely asks for soon: it gives bits where
+        they cost little. To find many at once takes less time than one after the other."""
+        sizes = self._graph.layer_sizes
+        names = [node.name for node in self._graph.layers]
+        others = [name for name, size in zip(names, sizes, strict=True) if size <= _ALIKE * sizes[layer]]
+        return [(name, bits) for name in others]
 
     def _noise_of(self, name: str, bits: int) -> float:
         key, step = (name, bits), self._step(name, bits)

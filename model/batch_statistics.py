@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,21 +182,26 @@ class _Moments:
         # The input's scale and zero point are chosen so that pixels have mean 0 and variance 1.
         self._of = {INPUT: Moments(np.zeros(channels), np.ones(channels))}
         for node in graph.nodes:
-            self._of[node.name] = self._given_by(node)
+            if not isinstance(node.op, Conv2d | Linear):
+                self._of[node.name] = self._given_by(node)
 
     def of(self, name: str) -> Moments:
-        """Of the value called `name`."""
+        """Of the value called `name`; a layer's are worked out when they are asked for, which a BatchNorm
+        behind it does not do."""
+        if name not in self._of:
+            self._of[name] = self._given_by_layer(self._graph.by_name[name])
         return self._of[name]
 
     def of_taps(self, node: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean and variance of what each weight of a layer is multiplied by, in the weight's shape."""
-        source, op = self._of[node.inputs[0]], node.op
+        source, op = self.of(node.inputs[0]), node.op
         if isinstance(op, Linear):
             mean, variance = (np.broadcast_to(m, op.weight_shape) for m in (source.mean, source.variance))
             return mean, variance
         assert isinstance(op, Conv2d), f"{node.name!r} is no layer"
         outputs, inputs = op.weight_shape[:2]
-        group = np.arange(outputs) // (outputs // op.groups)
+        # By output, of which there is one for all of them where they read the same channels.
+        group = np.arange(outputs if op.groups > 1 else 1) // (outputs // op.groups)
         channel = group[:, None] * inputs + np.arange(inputs)
         inside = _share_inside(self._graph, node)
         shape = op.weight_shape
@@ -203,21 +209,22 @@ class _Moments:
         return means, np.broadcast_to(source.variance[channel][:, :, None, None], shape)
 
     def _given_by(self, node: Node) -> Moments:
-        op, source = node.op, self._of[node.inputs[0]]
+        op = node.op
         if isinstance(op, Conv2d | Linear):
             return self._given_by_layer(node)
         if isinstance(op, BatchNorm):
             gamma, beta = (self._side[f"{node.name}.{part}"] for part in ("weight", "bias"))
             return Moments(beta.astype(np.float64), np.square(gamma, dtype=np.float64))
+        source = self.of(node.inputs[0])
         if isinstance(op, Relu):
             return source.clipped(0.0, op.maximum or _UNBOUNDED)
         if isinstance(op, Quantize):
             return self._given_by_quantizer(node, op)
         if isinstance(op, Add):
-            other = self._of[node.inputs[1]]
+            other = self.of(node.inputs[1])
             return Moments(source.mean + other.mean, source.variance + other.variance)
         if isinstance(op, Mul):
-            return source.times(self._of[node.inputs[1]])
+            return source.times(self.of(node.inputs[1]))
         if isinstance(op, Lookup):
             return source.through(op)
         if isinstance(op, ShapeOp):
@@ -225,12 +232,12 @@ class _Moments:
         assert_never(op)
 
     def _given_by_shape(self, node: Node, op: ShapeOp) -> Moments:
-        source = self._of[node.inputs[0]]
+        source = self.of(node.inputs[0])
         if isinstance(op, Flatten):
             copies = math.prod(self._graph.shapes[node.inputs[0]][1:])
             return Moments(source.mean.repeat(copies), source.variance.repeat(copies))
         if isinstance(op, Concat):
-            joined = [self._of[name] for name in node.inputs]
+            joined = [self.of(name) for name in node.inputs]
             means, variances = zip(*((each.mean, each.variance) for each in joined), strict=True)
             return Moments(np.concatenate(means), np.concatenate(variances))
         if isinstance(op, Slice | ChannelShuffle | Pad | Upsample):
@@ -251,7 +258,7 @@ class _Moments:
         """A ReLU in front and the quantizer's clip cut the same normal variable once."""
         before = self._graph.by_name.get(node.inputs[0])
         relu = before.op if before is not None and isinstance(before.op, Relu) else None
-        source = self._of[before.inputs[0] if before is not None and relu is not None else node.inputs[0]]
+        source = self.of(before.inputs[0] if before is not None and relu is not None else node.inputs[0])
         learnt = np.float32(self._side[f"{node.name}.clip"])
         clip = float(effective_clip(learnt, bound_before(self._graph, node)))
         return source.clipped(-clip if op.signed else 0.0, clip)
@@ -262,16 +269,26 @@ def _share_inside(graph: Graph, node: Node) -> NDArray[np.float64]:
     op = node.op
     assert isinstance(op, Conv2d)
     rows, columns = (
-        _inside_along(graph.shapes[node.inputs[0]][1 + i], graph.shapes[node.name][1 + i], op, i)
+        _inside_along(
+            graph.shapes[node.inputs[0]][1 + i],
+            graph.shapes[node.name][1 + i],
+            op.kernel[i],
+            op.stride[i],
+            op.padding[i],
+            op.dilation[i],
+        )
         for i in (0, 1)
     )
     return rows[:, None] * columns
 
 
-def _inside_along(size: int, outputs: int, op: Conv2d, axis: int) -> Vector:
-    taps = np.arange(op.kernel[axis])[:, None] * op.dilation[axis] - op.padding[axis]
-    positions = np.arange(outputs) * op.stride[axis] + taps
-    return np.asarray(((positions >= 0) & (positions < size)).mean(axis=1), dtype=np.float64)
+@lru_cache(maxsize=256)
+def _inside_along(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int) -> Vector:
+    taps = np.arange(kernel)[:, None] * dilation - padding
+    positions = np.arange(outputs) * stride + taps
+    inside = np.asarray(((positions >= 0) & (positions < size)).mean(axis=1), dtype=np.float64)
+    inside.setflags(write=False)
+    return inside
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)

@@ -24,6 +24,17 @@ constexpr int64_t most = int64_t{1} << 40;
 
 typedef float Lanes __attribute__((vector_size(sizeof(float) * lanes)));
 typedef double WideLanes __attribute__((vector_size(sizeof(double) * lanes)));
+// Sums over a row of up to four things.
+typedef float Four __attribute__((vector_size(sizeof(float) * 4)));
+
+struct FourLanes {
+  Lanes of[4];
+
+  FEDMPQ_INLINE FourLanes& operator+=(const FourLanes& other) {
+    for (int i = 0; i < 4; ++i) of[i] += other.of[i];
+    return *this;
+  }
+};
 
 FEDMPQ_INLINE double widened(float value) { return static_cast<double>(value); }
 FEDMPQ_INLINE WideLanes widened(Lanes values) { return __builtin_convertvector(values, WideLanes); }
@@ -53,46 +64,62 @@ FEDMPQ_INLINE Value centred(Value weight, float step, const Grid& grid) {
   return ((code + rounding) - rounding) - grid.zero;
 }
 
-// What is added up over a row: (w - t*step)^2, the same squared in double precision, t^2, w*t or w^2.
-struct SquaredError {
-  float step;
+template <typename Value>
+FEDMPQ_INLINE Value off(Value weight, float step, const Grid& grid) {
+  return weight - centred(weight, step, grid) * step;
+}
+
+// What is added up over a row: (w - t*step)^2 for `count` steps at once,
+template <int count>
+struct SquaredErrors {
+  const float* steps;
   const Grid& grid;
-  template <typename Value>
-  FEDMPQ_INLINE Value operator()(Value weight) const {
-    const Value difference = weight - centred(weight, step, grid) * step;
-    return difference * difference;
+
+  FEDMPQ_INLINE FourLanes operator()(Lanes weight) const {
+    FourLanes terms{};
+    for (int i = 0; i < count; ++i) {
+      const Lanes difference = off(weight, steps[i], grid);
+      terms.of[i] = difference * difference;
+    }
+    return terms;
+  }
+  FEDMPQ_INLINE Four operator()(float weight) const {
+    Four terms{};
+    for (int i = 0; i < count; ++i) {
+      const float difference = off(weight, steps[i], grid);
+      terms[i] = difference * difference;
+    }
+    return terms;
   }
 };
 
+// t^2 and w*t,
+struct EnergyAndProduct {
+  float step;
+  const Grid& grid;
+
+  FEDMPQ_INLINE FourLanes operator()(Lanes weight) const {
+    const Lanes code = centred(weight, step, grid);
+    return {{code * code, weight * code, Lanes{}, Lanes{}}};
+  }
+  FEDMPQ_INLINE Four operator()(float weight) const {
+    const float code = centred(weight, step, grid);
+    return Four{code * code, weight * code, 0.0f, 0.0f};
+  }
+};
+
+// (w - t*step)^2, squared in double precision,
 struct Noise {
   float step;
   const Grid& grid;
   template <typename Value>
   FEDMPQ_INLINE auto operator()(Value weight) const {
-    const auto difference = widened(weight - centred(weight, step, grid) * step);
+    const auto difference = widened(off(weight, step, grid));
     return difference * difference;
   }
 };
 
-struct Energy {
-  float step;
-  const Grid& grid;
-  template <typename Value>
-  FEDMPQ_INLINE Value operator()(Value weight) const {
-    const Value code = centred(weight, step, grid);
-    return code * code;
-  }
-};
-
-struct Product {
-  float step;
-  const Grid& grid;
-  template <typename Value>
-  FEDMPQ_INLINE Value operator()(Value weight) const {
-    return weight * centred(weight, step, grid);
-  }
-};
-
+// or w^2.
 struct Square {
   template <typename Value>
   FEDMPQ_INLINE Value operator()(Value weight) const {
@@ -100,14 +127,24 @@ struct Square {
   }
 };
 
+// ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
+template <typename Sums>
+FEDMPQ_INLINE auto folded(const Sums& sums) {
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+FEDMPQ_INLINE Four folded(const FourLanes& sums) {
+  return Four{folded(sums.of[0]), folded(sums.of[1]), folded(sums.of[2]), folded(sums.of[3])};
+}
+
 template <typename Term>
 FEDMPQ_INLINE auto block_sum(const float* weights, int64_t n, const Term& term) {
   int64_t i = 0;
-  decltype(term(0.0f)) sum = 0;
+  decltype(term(0.0f)) sum{};
   if (n >= lanes) {
     auto sums = term(load(weights));
     for (i = lanes; i + lanes <= n; i += lanes) sums += term(load(weights + i));
-    sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    sum = folded(sums);
   }
   for (; i < n; ++i) sum += term(weights[i]);
   return sum;
@@ -117,19 +154,21 @@ FEDMPQ_INLINE auto block_sum(const float* weights, int64_t n, const Term& term) 
 // to be added wait on a stack, which no row can fill.
 template <typename Term>
 FEDMPQ_INLINE auto row_sum(const float* weights, int64_t n, const Term& term) {
+  using Sum = decltype(term(0.0f));
   struct Part {
     int64_t begin, size;
     bool has_left;
-    decltype(term(0.0f)) left;
+    Sum left;
   };
+  const Sum none = Sum{};
   Part stack[64];
   int depth = 0;
-  stack[0] = {0, n, false, 0};
+  stack[0] = {0, n, false, none};
   for (;;) {
     while (stack[depth].size > block) {
       int64_t half = stack[depth].size / 2;
       half -= half % lanes;
-      stack[depth + 1] = {stack[depth].begin, half, false, 0};
+      stack[depth + 1] = {stack[depth].begin, half, false, none};
       ++depth;
     }
     auto sum = block_sum(weights + stack[depth].begin, stack[depth].size, term);
@@ -140,7 +179,7 @@ FEDMPQ_INLINE auto row_sum(const float* weights, int64_t n, const Term& term) {
     half -= half % lanes;
     parent.left = sum;
     parent.has_left = true;
-    stack[depth + 1] = {parent.begin + half, parent.size - half, false, 0};
+    stack[depth + 1] = {parent.begin + half, parent.size - half, false, none};
     ++depth;
   }
 }
@@ -163,8 +202,16 @@ FEDMPQ_INLINE float power(float base, float exponent) {
 }
 
 FEDMPQ_INLINE float spanning_step(const float* row, int64_t length, const Grid& grid) {
+  Lanes low{}, high{};
+  int64_t i = 0;
+  for (; i + lanes <= length; i += lanes) {
+    const Lanes weights = load(row + i);
+    low = weights < low ? weights : low;
+    high = weights > high ? weights : high;
+  }
   float widest = 0.0f;
-  for (int64_t i = 0; i < length; ++i) widest = larger(widest, std::fabs(row[i]));
+  for (int lane = 0; lane < lanes; ++lane) widest = larger(widest, larger(-low[lane], high[lane]));
+  for (; i < length; ++i) widest = larger(widest, std::fabs(row[i]));
   return larger(static_cast<float>(2.0 / static_cast<double>(grid.high)) * widest, least_step);
 }
 
@@ -174,13 +221,17 @@ FEDMPQ_INLINE float searched_step(const float* sample, int64_t length, float spa
   float low = smaller(larger(narrow, least_step), spanning), high = spanning, step = spanning;
   for (int search = 0; search < searches; ++search) {
     const float ratio = high / low;
+    const auto candidate = [&](int k) {
+      return low * power(ratio, static_cast<float>(static_cast<double>(k) / (series - 1)));
+    };
     float least = 0.0f;
-    for (int k = 0; k < series; ++k) {
-      const float candidate = low * power(ratio, static_cast<float>(static_cast<double>(k) / (series - 1)));
-      const float error = row_sum(sample, length, SquaredError{candidate, grid});
-      if (k == 0 || error < least) {
-        least = error;
-        step = candidate;
+    for (int k = 0; k < series; k += 4) {
+      const float steps[4] = {candidate(k), candidate(k + 1), candidate(k + 2), candidate(k + 3)};
+      const Four errors = row_sum(sample, length, SquaredErrors<4>{steps, grid});
+      for (int i = 0; i < 4; ++i) {
+        if (k + i > 0 && !(errors[i] < least)) continue;
+        least = errors[i];
+        step = steps[i];
       }
     }
     const float gap = power(ratio, static_cast<float>(1.0 / (series - 1)));
@@ -192,9 +243,8 @@ FEDMPQ_INLINE float searched_step(const float* sample, int64_t length, float spa
 
 FEDMPQ_INLINE float settled_step(const float* row, int64_t length, float step, const Grid& grid) {
   for (int i = 0; i < alternations; ++i) {
-    const float energy = row_sum(row, length, Energy{step, grid});
-    const float product = row_sum(row, length, Product{step, grid});
-    if (energy > 0.0f) step = larger(product / larger(energy, 1e-12f), least_step);
+    const Four sums = row_sum(row, length, EnergyAndProduct{step, grid});
+    if (sums[0] > 0.0f) step = larger(sums[1] / larger(sums[0], 1e-12f), least_step);
   }
   return step;
 }
@@ -206,8 +256,9 @@ FEDMPQ_INLINE void all_steps(const float* rows, int64_t count, int64_t length, c
     const float* row = rows + r * length;
     const float spanning = spanning_step(row, length, grid);
     const float step = settled_step(row, length, searched_step(samples + r * sampled, sampled, spanning, grid), grid);
-    const float found = row_sum(row, length, SquaredError{step, grid});
-    steps[r] = found < row_sum(row, length, SquaredError{spanning, grid}) ? step : spanning;
+    const float both[2] = {step, spanning};
+    const Four errors = row_sum(row, length, SquaredErrors<2>{both, grid});
+    steps[r] = errors[0] < errors[1] ? step : spanning;
   }
 }
 
@@ -228,7 +279,9 @@ __attribute__((target("avx2"))) void all_noise_avx2(const float* rows, int64_t c
   all_noise(rows, count, length, steps, bits, noise);
 }
 
-bool has_avx2() { return active_isa() == Isa::avx2 || active_isa() == Isa::avx512; }
+bool has_avx2() {
+  return active_isa() == Isa::avx2 || active_isa() == Isa::avx_vnni || active_isa() == Isa::avx512;
+}
 #endif
 
 bool within(int64_t size, int64_t least) { return size >= least && size <= most; }
