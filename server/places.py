@@ -50,7 +50,9 @@ async def selectable(resources: Resources, active: ActiveRun) -> list[Client]:
     if not connected:
         return []
     allowed = await unrevoked(resources, [client.client_id for client in connected])
-    able = [client for client in connected if is_ready(resources.connections.get(client.client_id), active)]
+    # As they are now: one that has said meanwhile that it is ready has said with how many samples, too.
+    connections = resources.connections
+    able = [one for one in connections.connected() if is_ready(connections.get(one.client_id), active)]
     # A limit may have been set since the client connected.
     limited = [replace(one, limits=allowed[one.client_id]) for one in able if one.client_id in allowed]
     return [client for client in limited if active.may_train(client)]

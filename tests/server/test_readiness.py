@@ -11,6 +11,8 @@ import grpc.aio
 import pytest
 
 from fedmpq.proto import federation_pb2 as pb
+from fedmpq.server import places
+from fedmpq.server.claim_limits import ClaimLimits
 from tests.server.loopback import PATIENCE, Federation, close_all, federation, run_all, small_config
 from tests.server.stand_in import StandIn
 
@@ -72,6 +74,39 @@ def test_a_client_is_chosen_when_it_is_ready_with_the_samples_it_has_then(tmp_pa
             await board.say_ready("another run", 8)
             assert server.coordinator.waiting_for == "0 of 1 clients ready"
             await board.say_ready(run.run_id, 7)
+            await server.until(lambda: board.assigned)
+            assert [member.record.samples for member in server.store.members(run.run_id)] == [7]
+            await board.end()
+            await close_all([client])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_who_is_ready_while_the_server_looks_is_chosen_with_what_it_says_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, said = asyncio.Event(), asyncio.Event()
+    unrevoked = places.unrevoked
+
+    async def while_it_is_ready(*given: Any) -> dict[str, ClaimLimits]:
+        allowed = await unrevoked(*given)
+        looked.set()
+        await said.wait()
+        return allowed
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            run = server.queue(small_config(rounds=1, clients_per_round=1, profile="paper"))
+            (client,) = await server.clients(4)
+            board = Answering(client)
+            await server.until(lambda: board.described)
+            await server.until(lambda: server.coordinator.waiting_for == "0 of 1 clients ready")
+            monkeypatch.setattr(places, "unrevoked", while_it_is_ready)
+            await board.say_ready("another run", 8)
+            await asyncio.wait_for(looked.wait(), PATIENCE)
+            await board.say_ready(run.run_id, 7)
+            said.set()
             await server.until(lambda: board.assigned)
             assert [member.record.samples for member in server.store.members(run.run_id)] == [7]
             await board.end()
