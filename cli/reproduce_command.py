@@ -37,10 +37,11 @@ EPILOG = """examples:
   fedmpq reproduce table4 --data cifar10/ --seeds 0
   fedmpq reproduce table1 --data cifar10/ --only fp32,fedmpq,best --alpha 0.5
 
-Scale mid is all images at 16x16 (Tiny-ImageNet: 32x32), 20 rounds of 5 local
-epochs; paper is the paper's own setting. --only also takes rows that the paper
-has not: best, fp32-0.03, fp32-0.01 (FP32 at other learning rates) and fp32same
-(FP32 with best's averaging, schedule, calibration and losses).
+Scale mid is all images at 16x16, 20 rounds of 5 local epochs; paper is the
+paper's own setting. --only also takes rows that the paper has not: best,
+fpq8best (FPQ8 in the profile best), fp32-0.03, fp32-0.01 (FP32 at other
+learning rates) and fp32same (FP32 with best's averaging, schedule, calibration
+and losses).
 
 A data set is told by its number of classes. The folder --out gets cells/ (a
 simulation's folder each), data/, and for each table .md, .csv, .json and
@@ -58,6 +59,7 @@ CELL_SETTINGS = (
     "step_rule",
     "merge",
     "per_channel",
+    "first_clips",
     "averaging",
     "statistics",
     "schedule",
@@ -152,7 +154,7 @@ def make_plan(arguments: argparse.Namespace, scale: Scale, spec: str, out: Path)
     if arguments.only:
         table = narrowed(table, arguments.only)
     common = scale.experiment_settings(data.data_set)
-    own_rounds = scales.SCALES[scale.name].cut_of(data.data_set).rounds
+    own_rounds = scales.SCALES[scale.name].cut.rounds
     cells: dict[tuple[str, str, int], Cell] = {}
     # Seed by seed, so that a table broken off early has all its cells and not all of a cell's seeds.
     for seed in dict.fromkeys(arguments.seeds):

@@ -136,6 +136,11 @@ class Experiment(MethodSettings):
         """None for the methods that train in full precision."""
         return None if self.trains_floats else self.recipe().activation_bits
 
+    @property
+    def clips_begin(self) -> float:
+        """The recipe's `first_clips`; networks that train in full precision have no clips."""
+        return 1.0 if self.trains_floats else self.recipe().first_clips
+
 
 def make_experiment(settings: Mapping[str, Any]) -> Experiment:
     """An experiment from plain settings; an unknown name is an error that suggests the nearest known one.

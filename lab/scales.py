@@ -51,25 +51,19 @@ class Scale:
     cut: Cut
     local_epochs: tuple[int, ...]
     """The local epochs of the figure."""
-    own_cuts: Mapping[str, Cut] = field(default_factory=dict)
-    """By data set, where it differs from `cut`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Any other setting of the experiment, for all data sets."""
 
     def with_rounds(self, rounds: int) -> Scale:
         """The same, but for the number of rounds."""
-        cuts = {name: replace(cut, rounds=rounds) for name, cut in self.own_cuts.items()}
-        return replace(self, cut=replace(self.cut, rounds=rounds), own_cuts=cuts)
-
-    def cut_of(self, data_set: DataSet) -> Cut:
-        return self.own_cuts.get(data_set.key, self.cut)
+        return replace(self, cut=replace(self.cut, rounds=rounds))
 
     def experiment_settings(self, data_set: DataSet) -> dict[str, Any]:
         """What every cell on this data set has in common."""
         return {
             "model": data_set.model,
             "profile": "paper",
-            **self.cut_of(data_set).settings(),
+            **self.cut.settings(),
             **self.settings,
         }
 
@@ -83,8 +77,6 @@ SCALES: dict[ScaleName, Scale] = {
         "mid",
         cut=_MID_CUT,
         local_epochs=(1, 5, 10),
-        # Half of its 64x64, as 16x16 is half of CIFAR's 32x32.
-        own_cuts={"tiny-imagenet": replace(_MID_CUT, size=32)},
         settings=_EVERY_FIFTH,
     ),
     "paper": Scale("paper", cut=_PAPER_CUT, local_epochs=(1, 5, 10, 15, 20), settings=_EVERY_FIFTH),
@@ -93,7 +85,7 @@ SCALES: dict[ScaleName, Scale] = {
 
 def describe(scale: Scale, data_set: DataSet, train_images: int, test_images: int, side: int) -> list[str]:
     """The scale's settings beside the paper's, one line each."""
-    cut, paper = scale.cut_of(data_set), _PAPER_CUT
+    cut, paper = scale.cut, _PAPER_CUT
     lines = [
         f"{data_set.title}, {data_set.model}, {side}x{side} pixels (paper: {data_set.side}x{data_set.side})",
         f"{train_images:,} training images (paper: {data_set.train_images:,}), {test_images:,} test images "

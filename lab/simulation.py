@@ -97,7 +97,7 @@ def prepare_with(
     network = module or seeded_module(experiment, outputs, train.image_shape[2])
     graph = make_graph(experiment, train, network)
     clients = first_clients(experiment, parts)
-    weights, side = initial_state(network, graph)
+    weights, side = initial_state(network, graph, experiment.clips_begin)
     if experiment.weights is not None:
         weights, side = earlier_weights(experiment.weights).start(graph, weights, side)
     if experiment.trains_floats:

@@ -45,17 +45,14 @@ def store_data(spec: str, scale: Scale, folder: Path) -> StoredData:
         record = json.loads(record_path.read_text(encoding="utf-8"))
         if record["source"] == _source(spec):
             data_set = data_set_of(spec, record["classes"])
-            _check_limits(record, record_path, scale, data_set)
+            _check_limits(record, record_path, scale)
             return _stored(data_set, record, folder)
-    train, test = load_named(spec, split_seed=_SPLIT_SEED, size=scale.cut.size)
+    cut = scale.cut
+    train, test = load_named(spec, split_seed=_SPLIT_SEED, size=cut.size)
     data_set = data_set_of(spec, len(train.class_names))
-    cut = scale.cut_of(data_set)
     record_path = folder / f"{data_set.key}.json"
     if record_path.exists():
         raise ExperimentError(f"{folder} holds another {data_set.title} than {spec}; choose another --out")
-    if cut.size != scale.cut.size:
-        # Only now is it known which data set this is, and that it has a size of its own.
-        train, test = load_named(spec, split_seed=_SPLIT_SEED, size=cut.size)
     skipped = len(train.skipped) + len(test.skipped)
     train, test = _limited(train, cut.train_limit), _limited(test, cut.test_limit)
     record = {
@@ -81,8 +78,8 @@ def _source(spec: str) -> str:
     return str(path.resolve()) if path.exists() else spec
 
 
-def _check_limits(record: dict[str, Any], path: Path, scale: Scale, data_set: DataSet) -> None:
-    cut = scale.cut_of(data_set)
+def _check_limits(record: dict[str, Any], path: Path, scale: Scale) -> None:
+    cut = scale.cut
     wanted = (cut.size, cut.train_limit, cut.test_limit)
     if (record["size"], record["train_limit"], record["test_limit"]) != wanted:
         raise ExperimentError(f"{path} is of another scale than {scale.name}; choose another --out")

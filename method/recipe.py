@@ -24,6 +24,8 @@ SHARE_LIMIT = 3.0
 """Of `best`: boards of one fleet seldom differ more, and a claim costs nothing."""
 GROWING_AVERAGE = 4.0
 """Of `best`: about the last fifth of the rounds. A decay that suits ten rounds is too short for twenty."""
+FIRST_CLIPS = 2.0
+"""Of `best`: what is clipped has no gradient, and along the sums of a deep network that adds up."""
 PROFILES: tuple[Profile, ...] = ("paper", "best")
 
 
@@ -51,6 +53,8 @@ class Recipe:
     measured by the clients for that very model (see model.calibration) and moved to each budget's weights
     (model.batch_statistics)."""
     activation_bits: int = 4
+    first_clips: float = 1.0
+    """Where clips of activations begin: so many times 3 behind a ReLU, times 4 behind that of a sum."""
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     schedule: Schedule = field(default_factory=Schedule)
     buffering: Buffering | None = None
@@ -74,6 +78,7 @@ def fedmpq(profile: Profile, plan: TrainingPlan) -> Recipe:
         share_limit=SHARE_LIMIT,
         averaging=GROWING_AVERAGE,
         statistics="calibrated",
+        first_clips=FIRST_CLIPS,
         plan=replace(plan, update="carried", lasso=0.0, prune_density=None),
     )
 

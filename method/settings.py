@@ -19,6 +19,7 @@ from fedmpq.exchange.messages import PlanError, TrainingPlan
 from fedmpq.method.float_method import FloatRecipe
 from fedmpq.method.recipe import (
     ABLATIONS,
+    FIRST_CLIPS,
     FLOAT_METHODS,
     GROWING_AVERAGE,
     METHODS,
@@ -49,6 +50,7 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _PLAN = TrainingPlan()
 MAX_AVERAGING = 100.0
 """A power by which the last of a hundred rounds is half of the average."""
+MAX_FIRST_CLIPS = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,12 @@ class MethodSettings:
         "no client counts for more than so many times the fleet's median one (best: 3; paper: inf)",
     )
     per_channel: bool = setting(False, EXPERT, "one step per output channel")
+    first_clips: float | None = setting(
+        None,
+        EXPERT,
+        "where clips of activations begin: so many times 3 behind a ReLU, times 4 behind that of a sum "
+        f"(best: {FIRST_CLIPS:g}; paper: 1)",
+    )
     averaging: float | None = setting(
         None,
         EXPERT,
@@ -169,6 +177,10 @@ class MethodSettings:
             raise self.error(
                 f"averaging = {self.averaging} is outside 0..{MAX_AVERAGING:g}: below 1 a decay, from 1 on a "
                 "power"
+            )
+        if self.first_clips is not None and not 0 < self.first_clips <= MAX_FIRST_CLIPS:
+            raise self.error(
+                f"first_clips = {self.first_clips} is outside 0 < first_clips <= {MAX_FIRST_CLIPS:g}"
             )
         if self.share_limit is not None and not self.share_limit >= 1:
             raise self.error(f"share_limit = {self.share_limit} is too small; the least is 1, inf is none")
@@ -309,6 +321,7 @@ class MethodSettings:
             aggregation=self.aggregation or (None if self.asynchronous is None else "mean"),
             share_limit=self.share_limit,
             per_channel=self.per_channel,
+            first_clips=self.first_clips,
             averaging=self.averaging,
             statistics=self.statistics,
             schedule=self.rates(),

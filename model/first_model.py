@@ -39,16 +39,17 @@ def make_first_model(
     image: ImageFormat,
     activation_bits: int | None,
     task: Task = CLASSIFICATION,
+    first_clips: float = 1.0,
 ) -> tuple[Graph, Weights, Side]:
     """A model of the zoo or `module:function`, traced, with the weights its initialisation draws from `seed`.
 
     `activation_bits` None places no quantizers: the model of a method that trains in full precision.
-    `classes` are the names of the run, of classes or targets.
+    `classes` are the names of the run, of classes or targets; `first_clips` is `initial_state`'s.
     """
     outputs = outputs_of(task, classes, (image.height, image.width, image.channels))
     module = seeded_module(name, seed, outputs, image.channels)
     graph = traced_graph(name, module, image, activation_bits, task)
-    return graph, *initial_state(module, graph)
+    return graph, *initial_state(module, graph, first_clips)
 
 
 def seeded_module(name: str, seed: int, outputs: int, channels: int) -> nn.Module:

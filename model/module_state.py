@@ -20,19 +20,19 @@ SUM_CLIP = 4.0
 SIGNED_CLIP = 6.0
 
 
-def initial_state(module: torch.nn.Module, graph: Graph) -> tuple[Weights, Side]:
+def initial_state(module: torch.nn.Module, graph: Graph, first_clips: float = 1.0) -> tuple[Weights, Side]:
     """Float32 copies of the module's weights by layer, and of its side tensors by name.
 
-    Clips, which a float module does not have, begin at 3 behind a ReLU, at 4 behind a ReLU of a sum (sums are
-    wider) and at 6 where there is a sign (BatchNorm outputs have deviation about 1), but never above what
-    the value can be: the maximum of its ReLU, or 1 behind a sigmoid or tanh.
+    Clips, which a float module does not have, begin at `first_clips` times 3 behind a ReLU, times 4 behind a
+    ReLU of a sum (sums are wider), and at 6 where there is a sign (BatchNorm outputs have deviation about 1),
+    but never above what the value can be: the maximum of its ReLU, or 1 behind a sigmoid or tanh.
     """
     tensors = module.state_dict()
     weights = {
         name: _copied(tensors, f"{name}.weight", graph.weight_shape(name))
         for name in (node.name for node in graph.layers)
     }
-    clips = {f"{node.name}.clip": _first_clip(graph, node) for node in _quantizers(graph)}
+    clips = {f"{node.name}.clip": _first_clip(graph, node, first_clips) for node in _quantizers(graph)}
     side = {
         name: clips[name] if name in clips else _copied(tensors, name, shape)
         for name, shape in graph.side_shapes().items()
@@ -65,14 +65,14 @@ def _quantizers(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if isinstance(node.op, Quantize)]
 
 
-def _first_clip(graph: Graph, node: Node) -> NDArray[np.float32]:
+def _first_clip(graph: Graph, node: Node, first_clips: float) -> NDArray[np.float32]:
     assert isinstance(node.op, Quantize)
     source = graph.by_name[node.inputs[0]]
-    clip = SIGNED_CLIP if node.op.signed else RELU_CLIP
+    clip = SIGNED_CLIP if node.op.signed else first_clips * RELU_CLIP
     if not node.op.signed and isinstance(source.op, Relu):
         before = graph.by_name.get(source.inputs[0])
         if before is not None and isinstance(before.op, Add):
-            clip = SUM_CLIP
+            clip = first_clips * SUM_CLIP
     if bound := bound_before(graph, node):
         clip = min(clip, bound)
     return np.array(clip, dtype=np.float32)

@@ -23,13 +23,15 @@ _USAGE_ERROR = 2
 
 async def first_model(config: RunConfig, images: Images) -> tuple[bytes, bytes]:
     """The graph's bytes and those of the first global model."""
+    recipe = config.recipe()
     wanted = {
         "name": config.model,
         "seed": config.seed,
         "classes": len(images.class_names),
         "image": asdict(images.format),
-        "activation_bits": config.recipe().activation_bits,
+        "activation_bits": recipe.activation_bits,
         "task": config.task,
+        "first_clips": recipe.first_clips,
     }
     request = {"model": wanted, "weights": config.weights}
     with tempfile.TemporaryDirectory(prefix="fedmpq-") as folder:

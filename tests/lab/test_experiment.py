@@ -20,6 +20,7 @@ from fedmpq.lab.experiment import (
     make_experiment,
     read_toml,
 )
+from fedmpq.lab.simulation import prepare
 from fedmpq.method.recipe import (
     ABLATIONS,
     METHODS,
@@ -32,6 +33,8 @@ from fedmpq.method.recipe import (
     fpq8,
 )
 from fedmpq.method.schedule import Schedule, ScheduleKind
+from fedmpq.model.graph import Quantize
+from tests.lab.small_experiment import SMALL
 
 
 def refused(settings: dict[str, Any]) -> str:
@@ -317,3 +320,24 @@ def test_bad_toml_is_one_line(tmp_path: Path) -> None:
     for missing in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(ExperimentError, match="cannot read"):
             read_toml(missing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [({"profile": "best"}, 2.0), ({"profile": "paper"}, 1.0), ({"profile": "best", "first_clips": 1.5}, 1.5)],
+)
+def test_clips_begin_where_the_profile_or_the_setting_says(changes: dict[str, Any], factor: float) -> None:
+    prepared = prepare(make_experiment({**SMALL, **changes}))
+    clips = [
+        float(prepared.start.model.side[f"{node.name}.clip"])
+        for node in prepared.start.graph.nodes
+        if isinstance(node.op, Quantize) and not node.op.signed
+    ]
+    assert clips, "the network rounds activations"
+    assert all(clip in (3 * factor, 4 * factor) for clip in clips)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), 1001.0, float("inf")])
+def test_clips_that_begin_nowhere_are_refused(wrong: float) -> None:
+    with pytest.raises(ExperimentError, match=r"first_clips = .* is outside 0 < first_clips <= 1000"):
+        make_experiment({**SMALL, "first_clips": wrong})

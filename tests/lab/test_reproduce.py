@@ -366,20 +366,6 @@ def test_stored_images_are_those_of_a_simulation(tmp_path: Path, monkeypatch: py
         store_data("digits", scale, tmp_path)
 
 
-def test_a_data_set_can_have_a_size_of_its_own(tmp_path: Path) -> None:
-    own = {"cifar10": replace(TOY.cut, size=4, test_limit=30)}
-    scale = replace(TOY, cut=replace(TOY.cut, size=6), own_cuts=own)
-    stored = store_data("digits", scale, tmp_path)
-    assert (stored.side, stored.train_images, stored.test_images) == (4, 80, 30)
-    assert scale.experiment_settings(stored.data_set)["size"] == 4
-    # As if loaded at that size, not shrunk once more from the other.
-    direct = simulation.prepare(make_experiment({**SMALL, "size": 4, "test_limit": 30}))
-    np.testing.assert_array_equal(np.load(stored.path)["x_train"], direct.train.images)
-    assert store_data("digits", scale, tmp_path) == stored
-    with pytest.raises(ExperimentError, match="is of another scale than mid; choose another --out"):
-        store_data("digits", replace(scale, own_cuts={}), tmp_path)
-
-
 def test_a_cells_name_says_what_sets_it_apart() -> None:
     def name(**changes: Any) -> str:
         return cell_name(DATA_SETS[0], replace(Experiment("x", profile="paper"), **changes), scale_rounds=50)
@@ -396,6 +382,7 @@ def test_a_cells_name_says_what_sets_it_apart() -> None:
     assert name(profile="best", momentum_bits=32, averaging=0.9, statistics="averaged") == (
         "cifar10-fedmpq-best-alpha0.5-epochs5-momentum_bits-32-averaging0.9-statistics-averaged-seed0"
     )
+    assert name(profile="best", first_clips=1.0) == "cifar10-fedmpq-best-alpha0.5-epochs5-first-clips1-seed0"
     assert (
         name(method="fp32", budgets=(4.0,) * 20, alpha=1.0) == "cifar10-fp32-alpha1-epochs5-clients20-seed0"
     )

@@ -169,6 +169,13 @@ def test_the_other_rows_that_can_be_asked_for_are_fp32s() -> None:
     assert best.calibrates
 
 
+def test_fpq8_can_be_asked_for_in_the_profile_best() -> None:
+    table, common = narrowed(table_of("table1"), ("fpq8best",)), PAPER.experiment_settings(CIFAR10)
+    (row,) = table.rows
+    cell = table.experiment(row, table.columns[1], common, "x", 0)
+    assert (cell.method, cell.profile, cell.recipe().deal) == ("fpq8", "best", "full")
+
+
 def test_the_parts_of_best_change_one_thing_each() -> None:
     cells = experiments("best")
     best = cells["best", "0.5"]
@@ -187,6 +194,7 @@ def test_the_parts_of_best_change_one_thing_each() -> None:
         "slow": {"code_learning_rate"},
         "channels": {"per_channel"},
         "untold": {"logit_adjustment"},
+        "narrow": {"first_clips"},
         "fedmpq": {"profile"},
         "averaged": {"method", "profile", "averaging"},
         "fp32same": {"method", "profile", "averaging", "schedule", "statistics", "logit_adjustment"},
@@ -209,7 +217,7 @@ def test_mid_scale_changes_pixels_and_rounds_alone(data_set: DataSet) -> None:
     assert changed == {"size", "rounds"}
     assert (mid["rounds"], mid["epochs"], mid["evaluate_every"]) == (20, 5, 5)
     assert (mid["train_limit"], mid["test_limit"]) == (None, None)
-    assert mid["size"] == data_set.side // 2
+    assert mid["size"] == 16
     assert SCALES["mid"].with_rounds(7).experiment_settings(data_set) == {**mid, "rounds": 7}
 
 
