@@ -32,6 +32,7 @@ class Federation(Protocol):
     Download: grpc.aio.UnaryStreamMultiCallable[pb.DownloadRequest, pb.Chunk]
     GetUpload: grpc.aio.UnaryUnaryMultiCallable[pb.GetUploadRequest, pb.UploadStatus]
     Ready: grpc.aio.UnaryUnaryMultiCallable[pb.ReadyRequest, pb.ReadyResponse]
+    Confirm: grpc.aio.UnaryUnaryMultiCallable[pb.ConfirmRequest, pb.ConfirmResponse]
     Decline: grpc.aio.UnaryUnaryMultiCallable[pb.DeclineRequest, pb.DeclineResponse]
     Upload: grpc.aio.StreamUnaryMultiCallable[pb.UploadRequest, pb.Receipt]
     GetModel: grpc.aio.UnaryUnaryMultiCallable[pb.GetModelRequest, pb.ModelOffer]

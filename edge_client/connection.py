@@ -35,6 +35,8 @@ _NOT_ENROLLED = (*_REFUSED, *_NEVER, Code.ALREADY_EXISTS)
 _RETRY_AFTER = "retry-after"
 """The server's trailing metadata with a refusal that is only for now: whole seconds."""
 _LONGEST_WAIT = 600.0
+_CONFIRMING = 5.0
+"""Seconds; a server that ends waits no longer for it either."""
 
 _DISTRUSTED = "it answers, but"
 
@@ -151,6 +153,16 @@ class Connection:
                     # Whatever else goes over this connection waits in vain too.
                     self.renew()
             await pause(retry, f"{what} broke off ({cause})")
+
+    async def confirm(self, run_id: str) -> None:
+        """Says that the end of the run was heard. If that fails, the server tells of it again."""
+        if self._stub is None:
+            return
+        call = self._stub.Confirm(pb.ConfirmRequest(run_id=run_id), metadata=self._identity.metadata)
+        try:
+            await within(min(self._patience, _CONFIRMING), call, "the confirmation")
+        except (grpc.aio.AioRpcError, StalledError) as error:
+            log.debug("run %s: its end could not be confirmed: %s", run_id, error)
 
     def says_samples(self, samples: int) -> None:
         """From the next stream on this client introduces itself with so many samples."""

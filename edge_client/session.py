@@ -148,6 +148,7 @@ class Session:
             version=own,
             engine=board.engine_text,
             answers=True,
+            confirms=True,
         )
         if (bounds := board.data.bounds) is not None:
             hello.low.extend(bounds.low)
@@ -214,6 +215,7 @@ class Session:
             await self._drop_job()
             self._state.outbox.clear()
         self._runs.forget(ended.run_id)
+        await self._connection.confirm(ended.run_id)
         if self._settings.exit_when_done and not self._over.done():
             self._over.set_result(None)
 

@@ -58,8 +58,12 @@ class AtWork:
             self._farewells.tell(connection)
 
     async def farewell(self, seconds: float) -> None:
-        """Until every client of the last run knows that it is over, but no longer than this."""
+        """Until every client of the last run knows that it is over, or so many seconds passed in vain."""
         await self._farewells.all_told(seconds)
+
+    async def confirmed(self, client_id: str, run_id: str) -> None:
+        """The client has heard how the run ended."""
+        self._farewells.heard(client_id, run_id)
 
     async def ready(self, client: Client, run_id: str) -> None:
         """The client has its data for the run."""

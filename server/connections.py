@@ -63,6 +63,8 @@ class Connection:
         """Whether it says that it is ready for a run before it can be chosen."""
         self.ready_for: str | None = None
         """The run that it has said this of."""
+        self.confirms = False
+        """Whether it says that it has heard how a run ended."""
         self.bounds: ValueRange | None = None
         """The least and greatest of its measured values; None: its samples are codes, or it does not say."""
         self._steady, self._since = steady, steady()

@@ -8,13 +8,22 @@ from collections.abc import Iterable
 from fedmpq.proto import federation_pb2 as pb
 from fedmpq.server.connections import Connection, Connections
 
+LONGEST_SECONDS = 60.0
+"""A server that ends waits no longer for clients that come back and are cut off again."""
+
 
 class Farewells:
-    """The last word on a run, for each of its clients that has not got it yet."""
+    """The last word on a run, for each of its clients that is not known to have it yet.
+
+    A client that confirms has it once it says so: until then it is told on every stream that it opens. Of any
+    other it is enough that the event was sent.
+    """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._untold: dict[str, pb.Event] = {}
+        self._told = 0.0
+        """When a stream was last told, by the steady clock."""
 
     def owe(self, client_ids: Iterable[str], event: pb.Event) -> None:
         """These are to hear of it, and who was told of the run and did not get into it; whoever was to hear
@@ -25,18 +34,32 @@ class Farewells:
 
     def tell(self, connection: Connection) -> None:
         """Nothing if the client has heard it, or was not in the run."""
-        if (event := self._untold.pop(connection.client.client_id, None)) is not None:
-            connection.send(event)
-            # A run that is given more rounds later is new to the client.
-            connection.described = None
+        client_id = connection.client.client_id
+        if (event := self._untold.get(client_id)) is None:
+            return
+        if not connection.confirms:
+            del self._untold[client_id]
+        connection.send(event)
+        self._told = time.monotonic()
+        # A run that is given more rounds later is new to the client.
+        connection.described = None
 
     def tell_connected(self) -> None:
-        for client in self._connections.connected():
-            if (connection := self._connections.get(client.client_id)) is not None:
-                self.tell(connection)
+        for connection in self._connections.open():
+            self.tell(connection)
+
+    def heard(self, client_id: str, run_id: str) -> None:
+        """The client says so."""
+        event = self._untold.get(client_id)
+        if event is not None and event.run_ended.run_id == run_id:
+            del self._untold[client_id]
+            self._connections.changed.ring()
 
     async def all_told(self, seconds: float) -> None:
-        """Until everyone has heard it, but no longer than this."""
-        changed, end = self._connections.changed, time.monotonic() + seconds
-        while self._untold and (left := end - time.monotonic()) > 0:
+        """Until everyone has heard it, or no stream was told for so long; LONGEST_SECONDS at most."""
+        changed, begun = self._connections.changed, time.monotonic()
+        while self._untold:
+            end = min(max(begun, self._told) + seconds, begun + LONGEST_SECONDS)
+            if (left := end - time.monotonic()) <= 0:
+                return
             await changed.wait(changed.count, left)

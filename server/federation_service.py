@@ -85,7 +85,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 connection = self._at_work.connections.connect(client, request.answers)
             except TooManyConnections as error:
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: retry later")
-            connection.bounds = bounds
+            connection.bounds, connection.confirms = bounds, request.confirms
             if (ends := certificate_ends(context)) is not None:
                 self._at_work.connections.certificate_ends[client.client_id] = ends
             if request.free_bytes:
@@ -198,7 +198,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             await self._models.report(client, request, _words(request.reason, MAX_REASON), context)
             return pb.ReportModelResponse()
 
-    # Ready and Decline
+    # Ready, Confirm and Decline
 
     async def Ready(self, request: pb.ReadyRequest, context: Context) -> pb.ReadyResponse:
         async with answering(context):
@@ -208,6 +208,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             client = await self._descriptions.ask(Described(client.client_id, *said))
             await self._at_work.ready(client, request.run_id)
             return pb.ReadyResponse()
+
+    async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
+        async with answering(context):
+            client = await self._authentication.client(context)
+            await self._at_work.confirmed(client.client_id, request.run_id)
+            return pb.ConfirmResponse()
 
     async def Decline(self, request: pb.DeclineRequest, context: Context) -> pb.DeclineResponse:
         async with answering(context):

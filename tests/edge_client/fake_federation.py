@@ -52,6 +52,7 @@ class Faults:
     """Called with the bytes stored so far after the header and every chunk of that call."""
     receipt: list[Fault] = field(default_factory=list)
     """Called when an update is stored, before its receipt is given."""
+    confirm: list[Fault] = field(default_factory=list)
 
 
 class FakeFederation(federation_pb2_grpc.FederationServicer):
@@ -73,8 +74,9 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
         """The phase that every GetUpload and Upload named."""
         self.declined: list[pb.DeclineRequest] = []
         self.ready: list[pb.ReadyRequest] = []
+        self.confirmed: list[str] = []
         self.is_old = False
-        """Whether it does not know Decline and Ready."""
+        """Whether it does not know Decline, Ready and Confirm."""
         self.faults = Faults()
         self._streams: list[queue.Queue[pb.Event | None]] = []
         self._lock = threading.Lock()
@@ -197,6 +199,16 @@ class FakeFederation(federation_pb2_grpc.FederationServicer):
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self.ready.append(request)
         return pb.ReadyResponse()
+
+    def Confirm(self, request: pb.ConfirmRequest, context: grpc.ServicerContext) -> pb.ConfirmResponse:
+        self._authenticate(context)
+        self.calls.append(("Confirm", 0))
+        if self.is_old:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if self.faults.confirm:
+            self.faults.confirm.pop(0)(context)
+        self.confirmed.append(request.run_id)
+        return pb.ConfirmResponse()
 
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata())

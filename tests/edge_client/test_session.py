@@ -167,6 +167,23 @@ def test_the_end_of_the_run_ends_the_client_that_was_told_so(scene: Scene) -> No
     scene.play(scenario)
 
 
+def test_the_end_of_the_run_is_confirmed(scene: Scene) -> None:
+    scene.federation.on_stream = [RUN_ENDED]
+    scene.play(lambda: scene.run(exit_when_done=True))
+    assert scene.federation.hellos[0].confirms
+    assert scene.federation.confirmed == [RUN]
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_confirmation_that_fails_keeps_no_client_from_its_end(scene: Scene, is_old: bool) -> None:
+    scene.federation.on_stream = [RUN_ENDED]
+    scene.federation.is_old = is_old
+    scene.federation.faults.confirm = [refuse(grpc.StatusCode.UNAVAILABLE, "not now")]
+    scene.play(lambda: scene.run(exit_when_done=True))
+    assert scene.federation.count("Confirm") == 1
+    assert scene.federation.confirmed == []
+
+
 # Broken transfers
 
 

@@ -127,7 +127,7 @@ class Federation:
         assert self.server is not None
         assert self.server.wait(patience) == 0, self.server.last_words()
         for board in self.boards.values():
-            assert board.wait(20) == 0, board.last_words()
+            assert board.wait(60) == 0, board.last_words()
         self.check_history()
         return Tensors.of(self.stored().model).to_arrays()
 

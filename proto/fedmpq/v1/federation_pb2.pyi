@@ -36,7 +36,7 @@ class EnrollResponse(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class ListenRequest(_message.Message):
-    __slots__ = ("budget", "samples", "version", "engine", "answers", "low", "high", "free_bytes")
+    __slots__ = ("budget", "samples", "version", "engine", "answers", "low", "high", "free_bytes", "confirms")
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class ListenRequest(_message.Message):
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMS_FIELD_NUMBER: _ClassVar[int]
     budget: float
     samples: int
     version: str
@@ -53,7 +54,8 @@ class ListenRequest(_message.Message):
     low: _containers.RepeatedScalarFieldContainer[float]
     high: _containers.RepeatedScalarFieldContainer[float]
     free_bytes: int
-    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., answers: bool = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    confirms: bool
+    def __init__(self, budget: _Optional[float] = ..., samples: _Optional[int] = ..., version: _Optional[str] = ..., engine: _Optional[str] = ..., answers: bool = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., free_bytes: _Optional[int] = ..., confirms: bool = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("welcome", "run", "assignment", "cancelled", "run_ended")
@@ -182,6 +184,16 @@ class RunEnded(_message.Message):
     run_id: str
     state: str
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
+
+class ConfirmRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ConfirmResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("payload", "offset", "chunk_bytes")

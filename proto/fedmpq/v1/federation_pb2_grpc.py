@@ -70,6 +70,11 @@ class FederationStub(object):
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.ReadyRequest.SerializeToString,
                 response_deserializer=fedmpq_dot_v1_dot_federation__pb2.ReadyResponse.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/fedmpq.v1.Federation/Confirm',
+                request_serializer=fedmpq_dot_v1_dot_federation__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=fedmpq_dot_v1_dot_federation__pb2.ConfirmResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/fedmpq.v1.Federation/GetModel',
                 request_serializer=fedmpq_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
@@ -138,6 +143,14 @@ class FederationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """Says that the client has heard how a run ended. One whose hello says that it confirms hears of it again on every new
+        stream until it has said so: an event may be lost with its connection.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModel(self, request, context):
         """The client's own model, as a file that an inference runtime loads; the server makes it if it has not yet.
         Where the operator rolls models out in versions, it is the version that this client is to have; while there is none
@@ -191,6 +204,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Ready,
                     request_deserializer=fedmpq_dot_v1_dot_federation__pb2.ReadyRequest.FromString,
                     response_serializer=fedmpq_dot_v1_dot_federation__pb2.ReadyResponse.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=fedmpq_dot_v1_dot_federation__pb2.ConfirmRequest.FromString,
+                    response_serializer=fedmpq_dot_v1_dot_federation__pb2.ConfirmResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -393,6 +411,33 @@ class Federation(object):
             '/fedmpq.v1.Federation/Ready',
             fedmpq_dot_v1_dot_federation__pb2.ReadyRequest.SerializeToString,
             fedmpq_dot_v1_dot_federation__pb2.ReadyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedmpq.v1.Federation/Confirm',
+            fedmpq_dot_v1_dot_federation__pb2.ConfirmRequest.SerializeToString,
+            fedmpq_dot_v1_dot_federation__pb2.ConfirmResponse.FromString,
             options,
             channel_credentials,
             insecure,
