@@ -142,14 +142,9 @@ class Session:
         request = pb.EnrollRequest(token=settings.token, name=board.name, budget=board.budget, version=own)
         patience = settings.patience.chunk
         identity = await enrol_on_full_disk(self._endpoint, request, state, settings.retry, patience)
-        hello = pb.ListenRequest(
-            budget=board.budget,
-            samples=board.data.samples,
-            version=own,
-            engine=board.engine_text,
-            answers=True,
-            confirms=True,
-        )
+        hello = pb.ListenRequest(budget=board.budget, samples=board.data.samples, version=own)
+        hello.engine = board.engine_text
+        hello.answers = hello.confirms = True
         if (bounds := board.data.bounds) is not None:
             hello.low.extend(bounds.low)
             hello.high.extend(bounds.high)
