@@ -16,6 +16,7 @@ const ChangeKernels& active() {
   switch (active_isa()) {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
+    case Isa::avx512_vnni:
       return changes_avx512;
     case Isa::avx_vnni:
     case Isa::avx2:

@@ -280,7 +280,8 @@ __attribute__((target("avx2"))) void all_noise_avx2(const float* rows, int64_t c
 }
 
 bool has_avx2() {
-  return active_isa() == Isa::avx2 || active_isa() == Isa::avx_vnni || active_isa() == Isa::avx512;
+  const Isa isa = active_isa();
+  return isa == Isa::avx2 || isa == Isa::avx_vnni || isa == Isa::avx512_vnni || isa == Isa::avx512;
 }
 #endif
 

@@ -25,8 +25,8 @@ struct Named {
 };
 
 constexpr Named best_first[] = {
-    {Isa::avx512, "avx512"},       {Isa::avx_vnni, "avx_vnni"}, {Isa::avx2, "avx2"},    {Isa::neon_i8mm, "neon_i8mm"},
-    {Isa::neon_dot, "neon_dot"},   {Isa::neon, "neon"},         {Isa::scalar, "scalar"}};
+    {Isa::avx512, "avx512"},       {Isa::avx512_vnni, "avx512_vnni"}, {Isa::avx_vnni, "avx_vnni"}, {Isa::avx2, "avx2"},
+    {Isa::neon_i8mm, "neon_i8mm"}, {Isa::neon_dot, "neon_dot"},       {Isa::neon, "neon"},         {Isa::scalar, "scalar"}};
 
 bool supported(Isa isa) {
   switch (isa) {
@@ -35,16 +35,17 @@ bool supported(Isa isa) {
 #ifdef FEDMPQ_X86
     case Isa::avx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt");
-    case Isa::avx512:
+    case Isa::avx512_vnni:
       return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-             __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512vbmi") &&
-             __builtin_cpu_supports("gfni");
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    case Isa::avx512:
+      return supported(Isa::avx512_vnni) && __builtin_cpu_supports("avx512vpopcntdq") &&
+             __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
 #endif
 #ifdef FEDMPQ_AVX_VNNI
     case Isa::avx_vnni:
 #ifdef FEDMPQ_AVX_VNNI_TWIN
-      if (supported(Isa::avx512)) return true;
+      if (supported(Isa::avx512_vnni)) return true;
 #endif
       return supported(Isa::avx2) && has_avx_vnni();
 #endif

@@ -10,7 +10,8 @@
 
 namespace fedmpq {
 
-enum class Isa { scalar, neon, neon_dot, neon_i8mm, avx2, avx_vnni, avx512 };
+// avx512_vnni is avx512 without what came two generations later: shuffles of bytes, bit matrices and counts of bits.
+enum class Isa { scalar, neon, neon_dot, neon_i8mm, avx2, avx_vnni, avx512_vnni, avx512 };
 
 Isa active_isa();
 

@@ -65,6 +65,7 @@ void draw(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
   switch (active_isa()) {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
+    case Isa::avx512_vnni:
       return philox_avx512(stream, first, n, out);
     case Isa::avx_vnni:
     case Isa::avx2:

@@ -12,6 +12,7 @@ const PlaneKernels& active_planes() {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
       return planes_avx512;
+    case Isa::avx512_vnni:
     case Isa::avx_vnni:
     case Isa::avx2:
       return planes_avx2;

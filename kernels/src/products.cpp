@@ -92,7 +92,9 @@ auto active_block() {
   switch (active_isa()) {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
+    case Isa::avx512_vnni:
       return add_block_avx512;
+    case Isa::avx_vnni:
     case Isa::avx2:
       return add_block_avx2;
 #endif

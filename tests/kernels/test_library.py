@@ -1,4 +1,5 @@
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,24 @@ def test_the_best_isa_is_chosen_and_can_be_forced() -> None:
         kernels.force_isa(name)
         assert kernels.isa() == name
     kernels.force_isa(before)
+
+
+VNNI = {"avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+NEEDS = {
+    "avx512": VNNI | {"avx512_vpopcntdq", "avx512vbmi", "gfni"},
+    "avx512_vnni": VNNI,
+    "avx2": {"avx2", "popcnt"},
+}
+"""What Linux calls the extensions that an instruction set uses."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the extensions of x86")
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_cpu_with_its_extensions_has_an_instruction_set(name: str) -> None:
+    """Of AVX-512, Cascade Lake has products of bytes and none of the operations on bits."""
+    facts = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    flags = set(next(line for line in facts if line.startswith("flags")).split())
+    assert (name in kernels.supported_isas()) == (NEEDS[name] <= flags)
 
 
 @pytest.mark.parametrize("name", ["", "sse9", "AVX2"])

@@ -6,6 +6,7 @@ const Ops& ops() {
   switch (active_isa()) {
 #ifdef FEDMPQ_X86
     case Isa::avx512:
+    case Isa::avx512_vnni:
       return ops_avx512;
     case Isa::avx2:
       return ops_avx2;
