@@ -33,7 +33,7 @@ from fedmpq.lab.pool import Parts, Returned, Sent, Trained, WorkerError
 from fedmpq.lab.probes import Probe
 from fedmpq.lab.ray_cluster import Cluster
 from fedmpq.lab.round_sum import RoundSum
-from fedmpq.lab.worker import Worker, one_thread_each
+from fedmpq.lab.worker import Worker, keep_memory_for, one_thread_each
 from fedmpq.method.running_merge import PartialMerge
 from fedmpq.method.state import GlobalModel
 from fedmpq.model.graph import Graph
@@ -89,6 +89,7 @@ class RayWorker:
                 f"a node of the Ray cluster has fedmpq {here}, and this program {setup.version}; install "
                 "the same on all nodes"
             )
+        keep_memory_for(setup.experiment)
         self._experiment, self._graph = setup.experiment, Graph.from_bytes(setup.graph)
         self._worker = Worker(setup.experiment, self._graph, setup.train, setup.test, setup.module)
         return os.getpid()

@@ -20,6 +20,7 @@ from fedmpq.lab.probes import IntegerProbe, Probe
 from fedmpq.model.deployed import DeployedModel
 from fedmpq.model.graph import Graph
 from fedmpq.model.metrics import Score, score_of
+from fedmpq.system.heap import keep_freed_memory
 from fedmpq.training.engine import TrainingError
 from fedmpq.training.integer_trainer import IntegerTrainer
 
@@ -99,3 +100,10 @@ def one_thread_each() -> None:
         sys.modules["torch"].set_num_threads(1)
     # A model that diverges overflows on its way there; what it comes to is checked, and told once.
     np.seterr(over="ignore", invalid="ignore")
+
+
+def keep_memory_for(experiment: Experiment) -> None:
+    """For a worker process: full precision has whole tensors of the same sizes in every step, and takes an
+    eighth less time when their memory stays mapped."""
+    if experiment.trains_floats:
+        keep_freed_memory()

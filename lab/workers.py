@@ -27,7 +27,7 @@ from fedmpq.exchange.messages import Assignment, Calibration, Update
 from fedmpq.lab.experiment import Experiment
 from fedmpq.lab.pool import Parts, Returned, Sent, WorkerError
 from fedmpq.lab.probes import Probe
-from fedmpq.lab.worker import Worker, one_thread_each
+from fedmpq.lab.worker import Worker, keep_memory_for, one_thread_each
 from fedmpq.model.graph import Graph
 from fedmpq.model.metrics import Score
 from fedmpq.system.machine import available_cores
@@ -61,6 +61,7 @@ def _start(setup: _Setup) -> None:
     # Ctrl-C goes to the whole group; the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     one_thread_each()
+    keep_memory_for(setup.experiment)
     threading.Thread(target=_follow_parent, args=(setup.folder,), daemon=True).start()
     try:
         _worker = _made(setup)

@@ -1,7 +1,8 @@
-"""Memory that this process has and does not use, given back to the operating system.
+"""Memory that this process has and does not use: given back to the operating system, or kept.
 
 Boards do one thing after the other, training and then a calibration: what the first has left must not lie
-under the second. What the C library does not offer is passed over: it costs memory, no result.
+under the second. Research with whole tensors in full precision wants the opposite. What the C library does
+not offer is passed over: it costs memory or time, no result.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import mmap
 from functools import cache
 
 _ARENA_MAX = -8
-"""`M_ARENA_MAX` of glibc's malloc.h."""
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""`M_ARENA_MAX`, `M_TRIM_THRESHOLD` and `M_MMAP_MAX` of glibc's malloc.h."""
+_GREATEST = 2**31 - 1
 
 
 def share_one_heap() -> None:
@@ -24,6 +27,14 @@ def trim_heap() -> None:
     """Give back the pages of what was freed."""
     if (trim := getattr(_library(), "malloc_trim", None)) is not None:
         trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Have large blocks come from the heap and stay there when they are freed: a page that was given back has
+    to be mapped and cleared again when the next tensor of that size wants it."""
+    if (mallopt := getattr(_library(), "mallopt", None)) is not None:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _GREATEST)
 
 
 def forget_pages(address: int, size: int) -> None:

@@ -68,3 +68,31 @@ print(before - resident() > 1000)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+@linux
+def test_what_is_kept_is_not_mapped_again() -> None:
+    """In a process of its own: malloc's settings are the process's."""
+    script = """
+import resource
+import sys
+import numpy as np
+from fedmpq.system.heap import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        np.zeros(64 << 20, np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+if sys.argv[1:]:
+    keep_freed_memory()
+faults()
+print(faults())
+"""
+
+    def faults(*kept: str) -> int:
+        command = [sys.executable, "-c", script, *kept]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert faults("kept") < faults() / 4
