@@ -76,8 +76,8 @@ def test_the_client_loads_nothing_heavy(on_board: OnBoard, site: Path) -> None:
 
 def test_kernels_pass_their_tests(on_board: OnBoard, board: Board, cpu: str) -> None:
     script = ROOT / "tests" / "arm" / "pytest_on_board.py"
-    # What the sanitizers watch is a program of the host's.
-    out = on_board(script, board.launcher(cpu), "-q", "-k", "not sanitizers", "tests/kernels")
+    # What the sanitizers watch is a program of the host's, and what x86 has is the host's too.
+    out = on_board(script, board.launcher(cpu), "-q", "-k", "not sanitizers and not x86", "tests/kernels")
     assert " passed" in out
     assert "skipped" not in out
 

@@ -31,7 +31,7 @@ NEEDS = {
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the extensions of x86")
 @pytest.mark.parametrize("name", NEEDS)
-def test_a_cpu_with_its_extensions_has_an_instruction_set(name: str) -> None:
+def test_an_x86_cpu_with_the_extensions_has_the_instruction_set(name: str) -> None:
     """Of AVX-512, Cascade Lake has products of bytes and none of the operations on bits."""
     facts = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     flags = set(next(line for line in facts if line.startswith("flags")).split())
