@@ -246,8 +246,8 @@ int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const S
 
 using namespace fedmpq;
 
-int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, uint32_t bits, int32_t threads,
-                            int32_t* acc, double* sums) {
+int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, uint32_t bits,
+                            int32_t threads, int32_t* acc, double* sums) {
   int greatest = 0;
   if (const int32_t status = forward_status(conv, codes, {weights, bits}, acc, greatest); status != 0) return status;
   const FedmpqConv c = shortest_stride(*conv);
@@ -273,7 +273,8 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* cod
   int greatest = 0;
   const bool is_kept = kept != nullptr && fit != nullptr && *fit != 0;
   if (is_kept && (!is_valid(conv) || !given(acc))) return not_valid;
-  if (const int32_t status = is_kept ? 0 : forward_status(conv, codes, {weights, bits}, acc, greatest); status != 0) return status;
+  const Stored stored{weights, bits};
+  if (const int32_t status = is_kept ? 0 : forward_status(conv, codes, stored, acc, greatest); status != 0) return status;
   if (!is_valid(rescale) || !is_valid(normalize) || !given(error, sums)) return not_valid;
   const FedmpqConv c = shortest_stride(*conv);
   threads = threads_of(threads);
@@ -284,8 +285,7 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* cod
   if (is_kept)
     parallel(c.images, threads, [&](int image, int) { sum.kept(image, kept); });
   else
-    status = forward(c, *codes, {weights, bits}, greatest, threads, acc,
-                     [&](const Band& band) { sum.computed(band); });
+    status = forward(c, *codes, stored, greatest, threads, acc, [&](const Band& band) { sum.computed(band); });
   parts.total(sums);
   return status;
 }

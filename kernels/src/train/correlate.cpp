@@ -33,7 +33,7 @@ shuffle::F4 weights_in(shuffle::F4 words, const Stored& stored) {
   return reinterpret_cast<shuffle::F4>(stored.weights(reinterpret_cast<shuffle::V16>(words)));
 }
 
-// The same of four outputs and all taps at once. The taps of an input are read as one vector, so that other bytes follow them.
+// The same of four outputs and all taps at once. The taps of an input are read as one vector, whatever follows them.
 void pack_four(const int8_t* from, const Weights& weights, int taps, int last, int64_t by_tap, int8_t* to) {
   shuffle::F4 quads[4][vector_taps / 4], rows[4];
   float by_source[vector_taps * 4];  // the quads of a tap, output by output: bytes that are never computed with
@@ -71,7 +71,8 @@ void pack_rows(const Product& product, int inputs, const Weights& weights, int8_
   for (int o = 0; o < product.outputs; o += lanes)
     for (int c = 0; c < inputs; c += 4) {
       uint8_t* to = reinterpret_cast<uint8_t*>(packed);
-      shuffle::interleave(reinterpret_cast<const uint8_t*>(weights.stored.data + c * weights.by_input + o), weights.by_input, to);
+      const auto* from = reinterpret_cast<const uint8_t*>(weights.stored.data + c * weights.by_input + o);
+      shuffle::interleave(from, weights.by_input, to);
       for (int i = 0; i < 4; ++i, packed += lanes, to += lanes) {
         const shuffle::V16 own = weights.stored.weights(shuffle::load(to));
         std::memcpy(to, &own, sizeof own);
