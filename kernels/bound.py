@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from ctypes import c_uint32
 
+import numpy as np
+
 from fedmpq.kernels.call import Call, CheckedCall, Elements, Number
 from fedmpq.kernels.memory import Memory
 from fedmpq.kernels.prototypes import FedmpqExtent
-from fedmpq.kernels.tensors import CodeUpdate, Conv, Counter, Normalize, Rescale, StoredCodes
+from fedmpq.kernels.tensors import CodeUpdate, Conv, Counter, Normalize, Rescale, StoredCodes, WeightCodes
 
 TABLE = 256
 """Entries of a table over stored codes."""
 
+Weights = Memory | WeightCodes
+"""Int8 weights, or the codes that stand for them."""
+
 
 def conv_forward(
-    conv: Conv, codes: StoredCodes, weights: Memory, threads: int, acc: Memory | None, sums: Memory | None
+    conv: Conv, codes: StoredCodes, weights: Weights, threads: int, acc: Memory | None, sums: Memory | None
 ) -> Call:
     """Accumulators into `acc`, if there is one, and, if wanted, each channel's sum and sum of squares into
     `sums`."""
@@ -22,7 +27,7 @@ def conv_forward(
         "fedmpq_conv_forward",
         conv,
         codes.struct(conv.images, conv.inputs),
-        Elements(weights, conv.weights),
+        *_weights(weights, conv),
         threads,
         None if acc is None else Elements(acc, conv.images * conv.outputs),
         None if sums is None else Elements(sums, 2 * conv.out_channels),
@@ -32,7 +37,7 @@ def conv_forward(
 def conv_backward_sums(
     conv: Conv,
     codes: StoredCodes,
-    weights: Memory,
+    weights: Weights,
     kept: tuple[Memory, Memory] | None,
     error: Memory,
     rescale: Rescale,
@@ -49,7 +54,7 @@ def conv_backward_sums(
         "fedmpq_conv_backward_sums",
         conv,
         codes.struct(conv.images, conv.inputs),
-        Elements(weights, conv.weights),
+        *_weights(weights, conv),
         None if held is None else Elements(held, conv.images * conv.outputs),
         None if fit is None else Elements(fit, 1),
         Elements(error, conv.images * conv.outputs),
@@ -69,13 +74,13 @@ def keep(acc: Memory, images: int, count: int, threads: int, kept: Memory, fit: 
 
 
 def conv_backward_input(
-    conv: Conv, errors: Memory, weights: Memory, scale: Number, add: bool, threads: int, out: Memory
+    conv: Conv, errors: Memory, weights: Weights, scale: Number, add: bool, threads: int, out: Memory
 ) -> Call:
     return CheckedCall(
         "fedmpq_conv_backward_input",
         conv,
         Elements(errors, conv.images * conv.outputs),
-        Elements(weights, conv.weights),
+        *_weights(weights, conv),
         scale,
         add,
         threads,
@@ -144,14 +149,14 @@ def backward_error(
 
 
 def conv_requantize(
-    conv: Conv, codes: StoredCodes, weights: Memory, rescale: Rescale, pairs: bool, threads: int, out: Memory
+    conv: Conv, codes: StoredCodes, weights: Weights, rescale: Rescale, pairs: bool, threads: int, out: Memory
 ) -> Call:
     """What `requantize` makes of accumulators, which are computed for it alone."""
     return CheckedCall(
         "fedmpq_conv_requantize",
         conv,
         codes.struct(conv.images, conv.inputs),
-        Elements(weights, conv.weights),
+        *_weights(weights, conv),
         rescale.struct(conv.out_channels),
         pairs,
         threads,
@@ -162,7 +167,7 @@ def conv_requantize(
 def conv_backward_error(
     conv: Conv,
     codes: StoredCodes,
-    weights: Memory,
+    weights: Weights,
     error: Memory,
     rescale: Rescale,
     normalize: Normalize,
@@ -179,7 +184,7 @@ def conv_backward_error(
         "fedmpq_conv_backward_error",
         conv,
         codes.struct(conv.images, conv.inputs),
-        Elements(weights, conv.weights),
+        *_weights(weights, conv),
         Elements(error, total),
         rescale.struct(channels),
         normalize.struct(channels),
@@ -422,3 +427,10 @@ def update_codes(update: CodeUpdate, step: c_uint32, threads: int, gradient: Mem
     gradient, or its sum with the momentum, is not finite."""
     moved = Elements(gradient, update.count), Elements(codes, update.count)
     return CheckedCall("fedmpq_update_codes", update, step, threads, *moved)
+
+
+def _weights(weights: Weights, conv: Conv) -> tuple[Elements, c_uint32]:
+    """The bytes of a layer's weights, and the bits of their codes, 0 if they are the weights themselves."""
+    if isinstance(weights, WeightCodes):
+        return Elements(weights.codes.view(np.int8), conv.weights), weights.bits
+    return Elements(weights, conv.weights), c_uint32()

@@ -128,6 +128,14 @@ class StoredCodes:
         return images * ((elements + 1) // 2 if pairs else elements)
 
 
+@dataclass(frozen=True)
+class WeightCodes:
+    """A layer's weights as codes, a byte each; `bits`, of which they are, is read when a call is made."""
+
+    codes: NDArray[np.uint8]
+    bits: c_uint32
+
+
 class CodeUpdate(FedmpqUpdate):
     """How the codes of one layer are updated."""
 

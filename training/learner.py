@@ -16,6 +16,7 @@ from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer, Memory
 from fedmpq.kernels.program import Action
 from fedmpq.kernels.tensors import Conv
+from fedmpq.model.grid import integer_weights
 from fedmpq.model.randomness import Purpose
 from fedmpq.training import float_errors as floats
 from fedmpq.training.arena import StepBuffer
@@ -30,7 +31,6 @@ class Learner:
         self,
         unit: ProductUnit,
         conv: Conv,
-        weights: StepBuffer,
         error: Buffer,
         greatest: Memory,
         images: int,
@@ -42,7 +42,7 @@ class Learner:
         scales = ErrorScales(unit, conv, greatest, images, binding)
         self._measure = scales.call
         products: type[_Products] = _FloatProducts if binding.float_errors else _IntegerProducts
-        self._products = products(unit, conv, weights, error, scales, self.gradient, binding)
+        self._products = products(unit, conv, error, scales, self.gradient, binding)
         self.update: Call | None = None
         if not frozen:
             self.update = binding.bind(
@@ -85,7 +85,6 @@ class _Products(Protocol):
         self,
         unit: ProductUnit,
         conv: Conv,
-        weights: StepBuffer,
         error: Buffer,
         scales: ErrorScales,
         gradient: StepBuffer,
@@ -103,7 +102,6 @@ class _IntegerProducts:
         self,
         unit: ProductUnit,
         conv: Conv,
-        weights: StepBuffer,
         error: Buffer,
         scales: ErrorScales,
         gradient: StepBuffer,
@@ -126,6 +124,7 @@ class _IntegerProducts:
         ]
         if unit.source not in binding.unlearnt:
             out, known = binding.error_of(unit.source, source)
+            weights = binding.layers[unit.node.name].weights
             calls.append(bound.conv_backward_input(conv, rounded, weights, scales.scale, known, threads, out))
         if not unit.node.frozen:
             of_gradient = scales.of_gradient
@@ -142,13 +141,12 @@ class _FloatProducts:
         self,
         unit: ProductUnit,
         conv: Conv,
-        weights: StepBuffer,
         error: Buffer,
         scales: ErrorScales,
         gradient: StepBuffer,
         binding: Binding,
     ) -> None:
-        self._conv, self._weights, self._error, self._gradient = conv, weights, error, gradient
+        self._conv, self._error, self._gradient = conv, error, gradient
         self._source, self._layer = binding.tensors[unit.source], binding.layers[unit.node.name]
         self._frozen = unit.node.frozen
         self._out: Buffer | None = None
@@ -156,13 +154,14 @@ class _FloatProducts:
         if unit.source not in binding.unlearnt:
             self._out, self._known = binding.error_of(unit.source, self._source)
         out = () if self._out is None else (self._out,)
-        binding.layout.use(error, weights, self._source.buffer, gradient, *out)
+        binding.layout.use(error, self._source.buffer, gradient, *out)
 
         self.actions = (self._run,)
 
     def _run(self) -> None:
         conv, source = self._conv, self._source
-        errors, weights = floats.widened(self._error.array), self._weights.array.astype(np.float32)
+        errors, layer = floats.widened(self._error.array), self._layer
+        weights = integer_weights(layer.codes, layer.bits.value).astype(np.float32)
         if self._out is not None:
             passed = floats.input_gradient(conv, weights, errors).reshape(-1)
             if self._known:

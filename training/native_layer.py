@@ -7,7 +7,7 @@ from ctypes import c_uint32
 import numpy as np
 
 from fedmpq.exchange.messages import TrainingPlan
-from fedmpq.kernels.tensors import CodeUpdate, Counter, MomentumBuffer
+from fedmpq.kernels.tensors import CodeUpdate, Counter, MomentumBuffer, WeightCodes
 from fedmpq.model.quantized import QuantizedLayer
 from fedmpq.model.randomness import Draws
 from fedmpq.training import update
@@ -24,6 +24,8 @@ class TrainedLayer:
         self._index, self._momentum_bits = index, _momentum_bits(plan)
         self.codes = np.empty(size, np.uint8)
         self.bits = c_uint32()
+        self.weights = WeightCodes(self.codes, self.bits)
+        """As products read them."""
         self.scale = np.empty(len(layer.codes), np.float32)
         """The scale of the integer weights, one per output channel; steps do not move during a round."""
         self.fractions = np.empty(size, np.int8) if plan.update == "carried" else None

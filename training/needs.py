@@ -217,7 +217,6 @@ class _Step:
         self._codes: dict[str, _Buffer] = {INPUT: self._lives.buffer(0)}
         self._bytes: dict[str, float] = {INPUT: 1.0}
         """Of a code: a half if it has four bits or fewer."""
-        self._weights: dict[str, _Buffer] = {}
         self._states: dict[str, _Buffer] = {}
         self._errors: dict[str, _Buffer] = {}
         self._unlearnt: set[str] = set()
@@ -247,9 +246,8 @@ class _Step:
             math.ceil(self._size(unit.output) * self._bytes[unit.output])
         )
         if isinstance(unit, ProductUnit):
-            weights = self._weights[unit.node.name] = lives.buffer(math.prod(unit.op.weight_shape))
             sums = lives.buffer(4 * self._size(unit.node.name))
-            lives.use(*sources, weights, sums)
+            lives.use(*sources, sums)
             lives.use(sums, codes)
         elif isinstance(unit, SumUnit):
             states = self._states[unit.output] = lives.buffer(self._size(unit.output) // 4)
@@ -298,14 +296,14 @@ class _Step:
         return self._errors[name]
 
     def _backward_product(self, unit: ProductUnit, error: _Buffer) -> None:
-        lives, source, weights = self._lives, self._codes[unit.source], self._weights[unit.node.name]
+        lives, source = self._lives, self._codes[unit.source]
         outputs = self._size(unit.node.name)
         sums, rounded = lives.buffer(4 * outputs), lives.buffer(outputs)
         gradient = lives.buffer(4 * math.prod(unit.op.weight_shape))
-        lives.use(source, weights, error, sums)
+        lives.use(source, error, sums)
         lives.use(error, sums)
         lives.use(error, rounded)
-        lives.use(rounded, weights, self._error_of(unit.source))
+        lives.use(rounded, self._error_of(unit.source))
         lives.use(rounded, source, gradient)
 
 

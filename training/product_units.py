@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpq.kernels import bound, bound_maps
+from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.prototypes import FedmpqExtent
@@ -54,9 +54,6 @@ class ProductForward:
     source: Tensor
     target: Tensor
     conv: Conv
-    weights: StepBuffer
-    fetch: Call
-    """The codes as integer weights."""
     multiply: Call
     kept: Kept | None
     map: BoundMap
@@ -74,22 +71,21 @@ class ProductForward:
         target = binding.quantized_tensor(conv.images, shape, quantizer)
         binding.tensors[unit.output] = target
         binding.sparing.add(unit.output)
-        weights = binding.layout.buffer(conv.weights, np.int8)
-        fetch = _bind_weights(conv, layer, weights, binding)
         acc = _bind_accumulators(unit, conv, binding)
         sums = None if unit.norm is None else binding.scratch.sums
-        multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, sums))
+        codes, weights, threads = source.codes, layer.weights, binding.threads
+        multiply = binding.bind(bound.conv_forward(conv, codes, weights, threads, acc, sums))
         kept = None if acc is None or unit.output in binding.unlearnt else _bind_keeping(conv, acc, binding)
         channel_map = _bind_map(unit, conv, layer, source, target, binding)
         compute = channel_map.bind(binding, f"layer {unit.node.name!r}")
-        rest = channel_map.rescale, target.pairs, binding.threads, target.buffer
+        rest = channel_map.rescale, target.pairs, threads, target.buffer
         requantize = (
-            bound.conv_requantize(conv, source.codes, weights, *rest)
+            bound.conv_requantize(conv, codes, weights, *rest)
             if acc is None
             else bound.requantize(acc, _extent(conv), *rest)
         )
-        calls = fetch, multiply, kept, channel_map, compute, binding.bind(requantize)
-        return cls(unit, quantizer, layer, source, target, conv, weights, *calls, acc is not None)
+        calls = multiply, kept, channel_map, compute, binding.bind(requantize)
+        return cls(unit, quantizer, layer, source, target, conv, *calls, acc is not None)
 
     def bind_backward(self, binding: Binding) -> BoundProduct:
         conv, layout, threads, this_map = self.conv, binding.layout, binding.threads, self.map
@@ -101,7 +97,7 @@ class ProductForward:
             bound.conv_backward_sums(
                 conv,
                 self.source.codes,
-                self.weights,
+                self.layer.weights,
                 kept,
                 error,
                 this_map.rescale,
@@ -120,11 +116,11 @@ class ProductForward:
         maps = this_map.rescale, this_map.normalize, this_map.gain
         rest = *maps, *side.means, threads, turned, greatest
         turn = binding.bind(
-            bound.conv_backward_error(conv, self.source.codes, self.weights, error, *rest)
+            bound.conv_backward_error(conv, self.source.codes, self.layer.weights, error, *rest)
             if acc is None
             else bound.backward_error(acc, error, _extent(conv), *rest)
         )
-        learner = Learner(self.unit, conv, self.weights, turned, greatest, conv.images, binding)
+        learner = Learner(self.unit, conv, turned, greatest, conv.images, binding)
         return BoundProduct(self, ProductBackward(sum_up, side, turn, learner))
 
     def forward_only(self) -> BoundProduct:
@@ -170,7 +166,7 @@ class Product(StepUnit):
     def __init__(self, forward: ProductForward, backward: ProductBackward | None) -> None:
         self.bound, self._backward = forward, backward
         keep = (forward.kept.keep,) if forward.kept is not None and self.has_room else ()
-        self.forward = forward.fetch, forward.multiply, *keep, forward.compute, forward.requantize
+        self.forward = forward.multiply, *keep, forward.compute, forward.requantize
         if backward is not None:
             learning = backward.learner.actions
             self.backward = backward.sum_up, backward.side.compute, backward.turn, *learning
@@ -199,8 +195,6 @@ class LogitsForward:
     layer: TrainedLayer
     source: Tensor
     conv: Conv
-    weights: StepBuffer
-    fetch: Call
     multiply: Call
     scale: StepBuffer
     gradient: StepBuffer
@@ -214,10 +208,9 @@ class LogitsForward:
         source, layer = binding.tensors[unit.source], binding.layers[unit.node.name]
         conv = conv_of(unit.op, source.images, *source.shape[1:])
         layout, side, classes = binding.layout, binding.side, conv.out_channels
-        weights = layout.buffer(conv.weights, np.int8)
-        fetch = _bind_weights(conv, layer, weights, binding)
         acc = layout.buffer(conv.images * conv.outputs, np.int32)
-        multiply = binding.bind(bound.conv_forward(conv, source.codes, weights, binding.threads, acc, None))
+        product = conv, source.codes, layer.weights
+        multiply = binding.bind(bound.conv_forward(*product, binding.threads, acc, None))
         scale = layout.buffer(classes, np.float32)
         gradient = layout.buffer(conv.images * classes, np.float32)
         loss = layout.buffer(1, np.float64)
@@ -237,14 +230,14 @@ class LogitsForward:
                 loss,
             )
         )
-        return cls(unit, layer, source, conv, weights, fetch, multiply, scale, gradient, loss, judge)
+        return cls(unit, layer, source, conv, multiply, scale, gradient, loss, judge)
 
     def bind_backward(self, binding: Binding) -> BoundLogits:
         conv, side, bias = self.conv, binding.side, f"{self.unit.node.name}.bias"
         error = binding.layout.buffer(conv.images * conv.outputs, np.uint16)
         rows, greatest = (conv.images, conv.out_channels), np.zeros(1, np.float32)
         halve = binding.bind(bound.halve_errors(self.gradient, *rows, self.layer.scale, error, greatest))
-        learner = Learner(self.unit, conv, self.weights, error, greatest, 1, binding)
+        learner = Learner(self.unit, conv, error, greatest, 1, binding)
         gradient = side.gradients[side.places[bias]] if self.unit.op.bias else None
         return BoundLogits(self, halve, learner, gradient)
 
@@ -275,7 +268,7 @@ class Logits(StepUnit):
         conv = self.bound.conv
         self._rows: Vector = self.bound.gradient.array.reshape(conv.images, conv.out_channels)
         self.loss, self.right = 0.0, 0
-        self.forward = self.bound.fetch, self.bound.multiply, self._judge
+        self.forward = self.bound.multiply, self._judge
         self.backward = self._sum_up, both.halve, *both.learner.actions
 
     def _judge(self) -> None:
@@ -311,10 +304,6 @@ def _bind_keeping(conv: Conv, acc: Buffer, binding: Binding) -> Kept | None:
     buffer, fit = binding.layout.spare_buffer(conv.images * conv.outputs, np.int16), np.zeros(1, np.int32)
     keep = bound.keep(acc, conv.images, conv.outputs, binding.threads, buffer, fit)
     return Kept(buffer, fit, binding.bind(keep))
-
-
-def _bind_weights(conv: Conv, layer: TrainedLayer, weights: StepBuffer, binding: Binding) -> Call:
-    return binding.bind(bound_maps.integer_weights(layer.codes, conv.weights, layer.bits, weights))
 
 
 def _bind_map(

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "fedmpq/training.h"
+#include "train/weights.h"
 
 namespace fedmpq {
 
@@ -31,6 +32,9 @@ bool is_valid(const FedmpqPool* pool);
 
 // Codes of at most 255 more than the least, in memory that is there.
 bool is_valid(const FedmpqCodes* codes);
+
+// Weights, or codes of at most 8 bits, in memory that is there; greatest_weight looks at them.
+inline bool is_valid(const Stored& weights) { return weights.data != nullptr && weights.bits <= 8; }
 
 // So many images of so many elements each.
 bool is_batch(int64_t images, int64_t count);

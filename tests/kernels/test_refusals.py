@@ -380,4 +380,4 @@ def test_null_pointers_and_bits_are_refused_by_the_library_itself() -> None:
     assert library.fedmpq_philox_uniform(-1, 0, 0, 0, 0, 0, some) == -4
     assert library.fedmpq_philox_uniform(2**34 + 1, 0, 0, 0, 0, 0, some) == -4
     assert library.fedmpq_add_errors(None, 4, some) == -4
-    assert library.fedmpq_conv_forward(None, None, None, 1, None, None) == -4
+    assert library.fedmpq_conv_forward(None, None, None, 0, 1, None, None) == -4

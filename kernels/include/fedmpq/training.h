@@ -3,8 +3,9 @@
 // Activations are NHWC, one image after the other. A tensor of codes holds bytes `code + zero` (zero >= 0 makes them
 // unsigned), or, if `pairs`, two 4-bit ones a byte, low half first, every image starting on a byte of its own.
 // Accumulators are int32. Errors, the gradients of real activations, are bfloat16 between layers and int8 with one scale
-// for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column). Weights and int8
-// errors lie within ±127.
+// for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column); products take them as
+// they are, or, if `bits` is not 0, as the codes of so many bits that stand for them (fedmpq_integer_weights), which spares a
+// pass over them. Weights and int8 errors lie within ±127.
 //
 // Functions return 0 or a status that kernels.h lists, unless they say otherwise. `threads` share the images, or the weights of an update; fewer do where
 // there are no more. The result does not depend on their number, nor on the instruction set. A batch may be empty.
@@ -64,7 +65,7 @@ typedef struct {
 // less time than memory does, accumulators are computed again whenever they are needed, by fedmpq_conv_requantize and
 // fedmpq_conv_backward_error too.
 FEDMPQ_API int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
-                                       int32_t threads, int32_t* acc, double* sums);
+                                       uint32_t bits, int32_t threads, int32_t* acc, double* sums);
 
 // Makes fedmpq_conv_forward use the bit-serial form (AND and popcount on bit-planes) for 4-bit codes with weights of up to
 // so many bits, at most 7, or, if negative, where it is faster, which is the default. For tests and measurements.
@@ -79,7 +80,7 @@ FEDMPQ_API void fedmpq_force_winograd(int32_t how);
 // sums[3][o] = sum of errors with t <= low. Accumulators that were kept, and fit, take the place of products; both `kept` and
 // `fit` may be null.
 FEDMPQ_API int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
-                                             const int16_t* kept, const int32_t* fit, const uint16_t* error,
+                                             uint32_t bits, const int16_t* kept, const int32_t* fit, const uint16_t* error,
                                              const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
                                              int32_t threads, int32_t* acc, double* sums);
 
@@ -99,7 +100,7 @@ FEDMPQ_API int32_t fedmpq_drop_errors(const FedmpqExtent* extent, int32_t whole,
 
 // error of the input (+)= scale * sum of error * weight
 FEDMPQ_API int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights,
-                                              float scale, int32_t add, int32_t threads, uint16_t* out);
+                                              uint32_t bits, float scale, int32_t add, int32_t threads, uint16_t* out);
 
 // gradient[o] = scale[o] * sum of error * code
 FEDMPQ_API int32_t fedmpq_conv_backward_weights(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* errors,
@@ -119,9 +120,10 @@ FEDMPQ_API int32_t fedmpq_backward_error(const int32_t* acc, const uint16_t* err
 // The same as fedmpq_conv_forward with fedmpq_requantize or fedmpq_backward_error of what it gives, which is nowhere stored.
 // Pairs of codes have rows of whole bytes, unless there is but one.
 FEDMPQ_API int32_t fedmpq_conv_requantize(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
-                                          const FedmpqRescale* rescale, int32_t pairs, int32_t threads, uint8_t* out);
+                                          uint32_t bits, const FedmpqRescale* rescale, int32_t pairs, int32_t threads,
+                                          uint8_t* out);
 FEDMPQ_API int32_t fedmpq_conv_backward_error(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
-                                              const uint16_t* error, const FedmpqRescale* rescale,
+                                              uint32_t bits, const uint16_t* error, const FedmpqRescale* rescale,
                                               const FedmpqNormalize* normalize, const float* gain, const float* mean_g,
                                               const float* mean_gx, int32_t threads, uint16_t* out, float* greatest);
 

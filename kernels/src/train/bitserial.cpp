@@ -120,18 +120,16 @@ const BitSerial& bit_serial() {
   }
 }
 
-int serial_bits(const int8_t* weights, int64_t count, int inputs) {
-  const int asked = forced.load(std::memory_order_relaxed), most = asked < 0 ? faster_to(inputs) : asked;
-  if (most == 0) return 0;
-  int seen = 0, even = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    seen |= weights[i] < 0 ? -weights[i] : weights[i];
-    even |= ~weights[i] & 1;
-  }
-  if (even != 0) return 0;
-  for (int bits = 1; bits <= most && bits <= max_serial_bits; ++bits)
-    if (seen >> bits == 0) return bits;
-  return 0;
+[[gnu::cold]] int serial_bits(const Stored& weights, int64_t count, int greatest, int inputs) {
+  const int asked = forced.load(std::memory_order_relaxed), allowed = asked < 0 ? faster_to(inputs) : asked;
+  const int most = allowed < max_serial_bits ? allowed : max_serial_bits;
+  int bits = 1;
+  while (bits <= most && greatest >> bits != 0) ++bits;
+  if (bits > most) return 0;
+  if (weights.twice() != 0) return bits;
+  int even = 0;  // a code of 8 bits is as even as its weight
+  for (int64_t i = 0; i < count; ++i) even |= ~weights.data[i] & 1;
+  return even == 0 ? bits : 0;
 }
 
 void weight_planes(const int8_t* packed, int blocks, int segments, int quads, int bits, uint64_t* planes) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "isa.h"
+#include "weights.h"
 
 namespace fedmpq {
 
@@ -44,9 +45,9 @@ extern const BitSerial bit_serial_neon;
 
 const BitSerial& bit_serial();  // of the active instruction set
 
-// The width of odd weights within ±(2^bits - 1) if the bit-serial form is to be used for them, else 0; a segment has
-// `inputs` of them.
-int serial_bits(const int8_t* weights, int64_t count, int inputs);
+// The width of odd weights within ±(2^bits - 1), of which `greatest` is the greatest magnitude, if the bit-serial form is to be
+// used for them, else 0; a segment has `inputs` of them.
+int serial_bits(const Stored& weights, int64_t count, int greatest, int inputs);
 
 // Planes w[block][bit][segment][word][output] of weights that lie as a tile reads them, [block][segment][quad][output][4].
 inline int64_t plane_words(int segments, int quads, int bits) {

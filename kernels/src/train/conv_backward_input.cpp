@@ -42,7 +42,7 @@ Layout backward_layout(const FedmpqConv& c, const Phase& rows, const Phase& colu
 
 // The weights of a phase's taps: as tiles read them, or tap by tap for a depthwise product. Whether there was memory.
 bool pack_backward(const FedmpqConv& c, const Product& product, int depth, const Phase& rows, const Phase& columns,
-                   const int8_t* weights, int8_t* packed) {
+                   const Stored& weights, int8_t* packed) {
   const int all = c.kernel_h * c.kernel_w, inputs = c.out_channels / c.groups, outputs = c.channels / c.groups;
   Buffer<int32_t> orders(int64_t{rows.taps} * columns.taps);
   if (!orders) return false;
@@ -58,14 +58,14 @@ bool pack_backward(const FedmpqConv& c, const Product& product, int depth, const
   }
   for (int g = 0; g < c.groups; ++g)
     pack_weights(product, inputs, depth,
-                 {weights + int64_t{g} * outputs * inputs * all, all, int64_t{outputs} * all, order},
+                 {weights.from(int64_t{g} * outputs * inputs * all), all, int64_t{outputs} * all, order},
                  packed + g * product.packed_size(depth));
   return true;
 }
 
 // Errors of the pixels of one phase in each direction.
 int32_t backward_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, const int8_t* errors,
-                       const int8_t* weights, float scale, int greatest, bool add, int threads, uint16_t* out) {
+                       const Stored& weights, float scale, int greatest, bool add, int threads, uint16_t* out) {
   const bool deep = is_depthwise(c);
   // Errors are signed; cores that multiply unsigned by signed get them plus 128. Depthwise takes that off per product.
   const int zero = deep || !ops().signed_bytes ? 128 : 0;
@@ -146,10 +146,12 @@ void clear_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, u
 
 using namespace fedmpq;
 
-int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, float scale,
+int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, uint32_t bits, float scale,
                                    int32_t add, int32_t threads, uint16_t* out) {
-  if (!is_valid(conv) || !given(errors, weights, out)) return not_valid;
-  const int greatest = greatest_weight(*conv, weights);
+  const Stored stored{weights, bits};
+  if (!is_valid(conv) || !is_valid(stored) || !given(errors, out)) return not_valid;
+  const int greatest = greatest_weight(*conv, stored);
+  if (greatest < 0) return not_valid;
   if (!backward_sums_fit(*conv, greatest)) return sums_too_large;
   if (conv->images == 0) return 0;
   threads = threads_of(threads);
@@ -161,7 +163,7 @@ int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors,
       if (columns.count == 0) continue;
       if (rows.taps > 0 && columns.taps > 0) {
         const int32_t status =
-            backward_phase(c, rows, columns, errors, weights, scale, greatest, add != 0, threads, out);
+            backward_phase(c, rows, columns, errors, stored, scale, greatest, add != 0, threads, out);
         if (status != 0) return status;
       } else if (add == 0) {
         clear_phase(c, rows, columns, out);

@@ -47,7 +47,7 @@ void all_bands(const FedmpqConv& c, int band, int threads, const int32_t* acc, c
   });
 }
 
-int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const int8_t* weights, int greatest,
+int32_t depthwise_forward(const FedmpqConv& c, const Source& source, int zero, const Stored& weights, int greatest,
                           int threads, int32_t* acc, const After& after) {
   const Layout layout = forward_layout(c, static_cast<uint8_t>(zero));
   if (!layout.is_small()) return not_valid;
@@ -92,10 +92,10 @@ struct Packed {
   Buffer<uint64_t> planes;
   Buffer<int32_t> order;
 
-  Packed(const FedmpqConv& c, const Product& product, const Layout& layout, const int8_t* weights, bool pairs)
+  Packed(const FedmpqConv& c, const Product& product, const Layout& layout, const Stored& weights, int greatest, bool pairs)
       : group_bytes(product.packed_size(layout.depth)),
         group_words(0),
-        bits(bits_of(c, product, layout, weights, pairs)),
+        bits(bits_of(c, product, layout, weights, greatest, pairs)),
         tiles(group_bytes * c.groups),
         planes(c.groups * product.blocks() * plane_words(product.segments(), product.quads(layout.depth), bits)),
         order(int64_t{c.kernel_h} * c.kernel_w) {
@@ -104,7 +104,7 @@ struct Packed {
     group_words = product.blocks() * plane_words(product.segments(), quads, bits);
     for (int tap = 0; tap < taps; ++tap) order.data()[tap] = tap;
     for (int g = 0; g < c.groups; ++g) {
-      const Weights own{weights + int64_t{g} * product.outputs * inputs * taps, int64_t{inputs} * taps, taps,
+      const Weights own{weights.from(int64_t{g} * product.outputs * inputs * taps), int64_t{inputs} * taps, taps,
                         order.data()};
       pack_weights(product, inputs, layout.depth, own, tiles.data() + g * group_bytes);
       if (bits > 0)
@@ -116,16 +116,17 @@ struct Packed {
 
  private:
   // Planes have whole bytes of a pixel.
-  static int bits_of(const FedmpqConv& c, const Product& product, const Layout& layout, const int8_t* weights, bool pairs) {
+  static int bits_of(const FedmpqConv& c, const Product& product, const Layout& layout, const Stored& weights, int greatest,
+                     bool pairs) {
     if (!pairs || layout.group_channels % 8 != 0) return 0;
     const int64_t count = int64_t{c.out_channels} * layout.group_channels * c.kernel_h * c.kernel_w;
-    return serial_bits(weights, count, 4 * product.quads(layout.depth));
+    return serial_bits(weights, count, greatest, 4 * product.quads(layout.depth));
   }
 };
 
 // The accumulators of every image, with weights of at most `greatest`; after(band) in the order of an image's rows as soon
 // as some are there. Without `acc` they are nowhere else.
-int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const int8_t* weights, int greatest,
+int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero, const Stored& weights, int greatest,
                  int threads, int32_t* acc, const After& after) {
   const int64_t raw = int64_t{c.height} * c.width * c.channels;
   if (is_depthwise(c))
@@ -139,7 +140,7 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
   const int outputs = c.out_channels / c.groups;
   const Product product{c.kernel_h, c.kernel_w,   c.dilation_h, c.dilation_w, c.stride_h,
                         c.stride_w, c.out_height, c.out_width,  outputs};
-  const Packed packed(c, product, layout, weights, pairs);
+  const Packed packed(c, product, layout, weights, greatest, pairs);
   if (!packed) return no_memory;
   const Winograd winograd(c, layout, packed.tiles.data(), source, packed.bits == 0);
   if (!winograd) return no_memory;
@@ -186,7 +187,7 @@ int32_t products(const FedmpqConv& c, const uint8_t* codes, bool pairs, int zero
 }
 
 // The same of images by themselves, however they are multiplied.
-int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const int8_t* weights, int greatest, int threads,
+int32_t forward(const FedmpqConv& c, const FedmpqCodes& codes, const Stored& weights, int greatest, int threads,
                 int32_t* acc, const After& after) {
   if (c.images == 0) return 0;
   const bool pairs = codes.pairs != 0;
@@ -231,11 +232,12 @@ struct BackwardSums {
 bool needs_accumulators(const FedmpqConv& c) { return c.groups > 1 && !is_depthwise(c); }
 
 // 0 if the arguments that every forward product has are what the kernels rely on; `greatest` is then the weights'.
-int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, const int32_t* acc,
+int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const Stored& weights, const int32_t* acc,
                        int& greatest) {
-  if (!is_valid(conv) || !is_valid(codes) || !given(weights)) return not_valid;
+  if (!is_valid(conv) || !is_valid(codes) || !is_valid(weights)) return not_valid;
   if (acc == nullptr && needs_accumulators(*conv)) return not_valid;
   greatest = greatest_weight(*conv, weights);
+  if (greatest < 0) return not_valid;
   return sums_fit(terms_of(*conv), greatest_code(*codes), greatest) ? 0 : sums_too_large;
 }
 
@@ -244,18 +246,18 @@ int32_t forward_status(const FedmpqConv* conv, const FedmpqCodes* codes, const i
 
 using namespace fedmpq;
 
-int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, int32_t threads,
-                            int32_t* acc, double* sums) {
+int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, uint32_t bits,
+                            int32_t threads, int32_t* acc, double* sums) {
   int greatest = 0;
-  if (const int32_t status = forward_status(conv, codes, weights, acc, greatest); status != 0) return status;
+  if (const int32_t status = forward_status(conv, codes, {weights, bits}, acc, greatest); status != 0) return status;
   const FedmpqConv c = shortest_stride(*conv);
   threads = threads_of(threads);
-  if (sums == nullptr) return forward(c, *codes, weights, greatest, threads, acc, [](const Band&) {});
+  if (sums == nullptr) return forward(c, *codes, {weights, bits}, greatest, threads, acc, [](const Band&) {});
   InOrder<double> parts(c.images, 2 * c.out_channels);
   if (!parts) return no_memory;
   const int64_t most = terms_of(c) * greatest_code(*codes) * greatest;
   const int64_t fit = most > 0 ? INT32_MAX / most : INT32_MAX;
-  const int32_t status = forward(c, *codes, weights, greatest, threads, acc, [&](const Band& band) {
+  const int32_t status = forward(c, *codes, {weights, bits}, greatest, threads, acc, [&](const Band& band) {
     double* own = parts[band.image];
     ops().statistics(band.sums, int64_t{band.rows} * c.out_width, c.out_channels, fit > 1 ? fit : 1, own,
                      own + c.out_channels);
@@ -264,14 +266,15 @@ int32_t fedmpq_conv_forward(const FedmpqConv* conv, const FedmpqCodes* codes, co
   return status;
 }
 
-int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, uint32_t bits,
                                   const int16_t* kept, const int32_t* fit, const uint16_t* error,
                                   const FedmpqRescale* rescale, const FedmpqNormalize* normalize, int32_t threads,
                                   int32_t* acc, double* sums) {
   int greatest = 0;
   const bool is_kept = kept != nullptr && fit != nullptr && *fit != 0;
   if (is_kept && (!is_valid(conv) || !given(acc))) return not_valid;
-  if (const int32_t status = is_kept ? 0 : forward_status(conv, codes, weights, acc, greatest); status != 0) return status;
+  const Stored stored{weights, bits};
+  if (const int32_t status = is_kept ? 0 : forward_status(conv, codes, stored, acc, greatest); status != 0) return status;
   if (!is_valid(rescale) || !is_valid(normalize) || !given(error, sums)) return not_valid;
   const FedmpqConv c = shortest_stride(*conv);
   threads = threads_of(threads);
@@ -282,21 +285,20 @@ int32_t fedmpq_conv_backward_sums(const FedmpqConv* conv, const FedmpqCodes* cod
   if (is_kept)
     parallel(c.images, threads, [&](int image, int) { sum.kept(image, kept); });
   else
-    status = forward(c, *codes, weights, greatest, threads, acc,
-                     [&](const Band& band) { sum.computed(band); });
+    status = forward(c, *codes, stored, greatest, threads, acc, [&](const Band& band) { sum.computed(band); });
   parts.total(sums);
   return status;
 }
 
-int32_t fedmpq_conv_requantize(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+int32_t fedmpq_conv_requantize(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, uint32_t bits,
                                const FedmpqRescale* rescale, int32_t pairs, int32_t threads, uint8_t* out) {
   int greatest = 0;
-  if (const int32_t status = forward_status(conv, codes, weights, nullptr, greatest); status != 0) return status;
+  if (const int32_t status = forward_status(conv, codes, {weights, bits}, nullptr, greatest); status != 0) return status;
   if (!is_valid(rescale) || !is_range(rescale->low, rescale->high, pairs != 0) || !given(out)) return not_valid;
   const FedmpqConv c = shortest_stride(*conv);
   const int64_t row = int64_t{c.out_width} * c.out_channels, count = c.out_height * row;
   if (pairs != 0 && row % 2 != 0 && c.out_height > 1) return not_valid;  // rows would share a byte
-  return forward(c, *codes, weights, greatest, threads_of(threads), nullptr, [&](const Band& band) {
+  return forward(c, *codes, {weights, bits}, greatest, threads_of(threads), nullptr, [&](const Band& band) {
     uint8_t* to = out + band.image * (pairs != 0 ? (count + 1) / 2 : count) + band.y * row / (pairs != 0 ? 2 : 1);
     uint8_t* bytes = pairs != 0 ? band.bytes : to;
     ops().requantize(band.sums, int64_t{band.rows} * c.out_width, c.out_channels, *rescale, bytes);
@@ -304,18 +306,18 @@ int32_t fedmpq_conv_requantize(const FedmpqConv* conv, const FedmpqCodes* codes,
   });
 }
 
-int32_t fedmpq_conv_backward_error(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights,
+int32_t fedmpq_conv_backward_error(const FedmpqConv* conv, const FedmpqCodes* codes, const int8_t* weights, uint32_t bits,
                                    const uint16_t* error, const FedmpqRescale* rescale, const FedmpqNormalize* normalize,
                                    const float* gain, const float* mean_g, const float* mean_gx, int32_t threads,
                                    uint16_t* out, float* greatest) {
   int most = 0;
-  if (const int32_t status = forward_status(conv, codes, weights, nullptr, most); status != 0) return status;
+  if (const int32_t status = forward_status(conv, codes, {weights, bits}, nullptr, most); status != 0) return status;
   if (!is_valid(rescale) || !is_valid(normalize)) return not_valid;
   if (!given(error, gain, mean_g, mean_gx, out, greatest)) return not_valid;
   const FedmpqConv c = shortest_stride(*conv);
   const int64_t row = int64_t{c.out_width} * c.out_channels;
   for (int image = 0; image < c.images; ++image) greatest[image] = 0.0f;
-  return forward(c, *codes, weights, most, threads_of(threads), nullptr, [&](const Band& band) {
+  return forward(c, *codes, {weights, bits}, most, threads_of(threads), nullptr, [&](const Band& band) {
     const int64_t first = (int64_t{band.image} * c.out_height + band.y) * row;
     const float own = ops().backward_error(band.sums, error + first, int64_t{band.rows} * c.out_width, c.out_channels,
                                            *rescale, normalize->norm, normalize->bias, gain, mean_g, mean_gx, out + first);

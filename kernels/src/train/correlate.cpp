@@ -1,6 +1,7 @@
 #include "correlate.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "fedmpq/kernels.h"
 #include "shuffle.h"
@@ -12,14 +13,14 @@ namespace {
 constexpr int vector_taps = 16;
 
 // Four weights of neighbouring inputs, of which there may be fewer, as a tile reads them; tap by tap, `by_tap` bytes apart.
-void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, const int32_t* order, int64_t by_tap,
+void pack_quad(const Stored& from, int64_t by_input, int inputs, int taps, const int32_t* order, int64_t by_tap,
                int8_t* to) {
   if (inputs < 4) {
     for (int c = 0; c < inputs; ++c)
       for (int tap = 0; tap < taps; ++tap) to[tap * by_tap + c] = from[c * by_input + order[tap]];
     return;
   }
-  const int8_t *second = from + by_input, *third = second + by_input, *fourth = third + by_input;
+  const Stored second = from.from(by_input), third = second.from(by_input), fourth = third.from(by_input);
   for (int tap = 0; tap < taps; ++tap, to += by_tap) {
     const int at = order[tap];
     const int8_t four[4] = {from[at], second[at], third[at], fourth[at]};
@@ -27,32 +28,60 @@ void pack_quad(const int8_t* from, int64_t by_input, int inputs, int taps, const
   }
 }
 
-// The same of all taps at once, of four inputs that have as many bytes as a vector, if other ones behind their taps.
-void interleave_quad(const int8_t* from, int64_t by_input, int taps, const int32_t* order, int64_t by_tap, int8_t* to) {
-  uint8_t quads[4 * vector_taps];
-  shuffle::interleave(reinterpret_cast<const uint8_t*>(from), by_input, quads);
-  for (int tap = 0; tap < taps; ++tap, to += by_tap) std::memcpy(to, quads + 4 * order[tap], 4);
+// The weights in four words of a vector.
+shuffle::F4 weights_in(shuffle::F4 words, const Stored& stored) {
+  return reinterpret_cast<shuffle::F4>(stored.weights(reinterpret_cast<shuffle::V16>(words)));
 }
 
-// One tap and inputs side by side: quads as they are.
+// The same of four outputs and all taps at once. The taps of an input are read as one vector, whatever follows them.
+void pack_four(const int8_t* from, const Weights& weights, int taps, int last, int64_t by_tap, int8_t* to) {
+  shuffle::F4 quads[4][vector_taps / 4], rows[4];
+  float by_source[vector_taps * 4];  // the quads of a tap, output by output: bytes that are never computed with
+  for (int i = 0; i < 4; ++i)
+    shuffle::interleave(reinterpret_cast<const uint8_t*>(from + i * weights.by_output), weights.by_input,
+                        reinterpret_cast<uint8_t*>(quads[i]));
+  for (int four = 0; four <= last / 4; ++four) {
+    for (int i = 0; i < 4; ++i) rows[i] = weights_in(quads[i][four], weights.stored);
+    shuffle::transpose(rows, by_source + 16 * four, 4);
+  }
+  for (int tap = 0; tap < taps; ++tap, to += by_tap) std::memcpy(to, by_source + 4 * weights.order[tap], 16);
+}
+
+// One tap and inputs side by side: quads as they are, four of four outputs at once.
 void pack_words(const Product& product, int inputs, const Weights& weights, int8_t* packed) {
-  for (int o = 0; o < product.outputs; ++o) {
-    const int8_t* from = weights.data + o * weights.by_output;
+  for (int o = 0; o < product.outputs; o += 4) {
+    const int outputs = product.outputs - o < 4 ? product.outputs - o : 4;
+    const Stored from = weights.stored.from(o * weights.by_output);
     int8_t* to = packed + int64_t{o / lanes} * inputs * lanes + o % lanes * 4;
-    for (int c = 0; c < inputs; c += 4, to += 4 * lanes) std::memcpy(to, from + c, 4);
+    int c = 0;
+    for (shuffle::F4 rows[4]; outputs == 4 && c + 16 <= inputs; c += 16) {
+      for (int i = 0; i < 4; ++i) {
+        std::memcpy(&rows[i], from.data + i * weights.by_output + c, sizeof rows[i]);
+        rows[i] = weights_in(rows[i], from);
+      }
+      shuffle::transpose(rows, reinterpret_cast<float*>(to + c * lanes), lanes);
+    }
+    for (; c < inputs; ++c)
+      for (int i = 0; i < outputs; ++i) to[c / 4 * 4 * lanes + 4 * i + c % 4] = from[i * weights.by_output + c];
   }
 }
 
 // One tap and outputs side by side: the rows of four inputs interleaved.
 void pack_rows(const Product& product, int inputs, const Weights& weights, int8_t* packed) {
   for (int o = 0; o < product.outputs; o += lanes)
-    for (int c = 0; c < inputs; c += 4, packed += 4 * lanes)
-      shuffle::interleave(reinterpret_cast<const uint8_t*>(weights.data + c * weights.by_input + o), weights.by_input,
-                          reinterpret_cast<uint8_t*>(packed));
+    for (int c = 0; c < inputs; c += 4) {
+      uint8_t* to = reinterpret_cast<uint8_t*>(packed);
+      const auto* from = reinterpret_cast<const uint8_t*>(weights.stored.data + c * weights.by_input + o);
+      shuffle::interleave(from, weights.by_input, to);
+      for (int i = 0; i < 4; ++i, packed += lanes, to += lanes) {
+        const shuffle::V16 own = weights.stored.weights(shuffle::load(to));
+        std::memcpy(to, &own, sizeof own);
+      }
+    }
 }
 
-// Where taps do not start on a quad: one weight after the other.
-void pack_bytes(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed) {
+// Where taps do not start on a quad, as those of three colours: one weight after the other.
+[[gnu::cold]] void pack_bytes(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed) {
   const int together = product.taps_of_segment(), quads = product.quads(depth);
   for (int o = 0; o < product.outputs; ++o)
     for (int tap = 0; tap < product.kernel_h * product.kernel_w; ++tap)
@@ -60,7 +89,7 @@ void pack_bytes(const Product& product, int inputs, int depth, const Weights& we
         const int64_t segment = int64_t{o / lanes} * product.segments() + tap / together;
         const int byte = tap % together * depth + c;
         packed[((segment * quads + byte / 4) * lanes + o % lanes) * 4 + byte % 4] =
-            weights.data[o * weights.by_output + c * weights.by_input + weights.order[tap]];
+            weights.stored[o * weights.by_output + c * weights.by_input + weights.order[tap]];
       }
 }
 
@@ -78,27 +107,35 @@ void pack_weights(const Product& product, int inputs, int depth, const Weights& 
   const int64_t by_tap = int64_t{depth} * lanes;
   const int32_t last = *std::max_element(weights.order, weights.order + taps);  // some kernels leave taps out
   const int64_t count = (product.outputs - 1) * weights.by_output + (inputs - 1) * weights.by_input + last + 1;
-  for (int o = 0; o < product.outputs; ++o) {
+  for (int o = 0; o < product.outputs; o += 4) {
+    const int outputs = product.outputs - o < 4 ? product.outputs - o : 4;
     int8_t* lane = packed + (o / lanes) * taps * by_tap + o % lanes * 4;
     for (int c = 0; c < inputs; c += 4) {
       const int64_t at = o * weights.by_output + c * weights.by_input;
-      if (last < vector_taps && c + 4 <= inputs && at + 3 * weights.by_input + vector_taps <= count)
-        interleave_quad(weights.data + at, weights.by_input, taps, weights.order, by_tap, lane + c * lanes);
+      const int own = inputs - c < 4 ? inputs - c : 4;
+      if (last < vector_taps && outputs + own == 8 && at + 3 * (weights.by_output + weights.by_input) + vector_taps <= count)
+        pack_four(weights.stored.data + at, weights, taps, last, by_tap, lane + c * lanes);
       else
-        pack_quad(weights.data + at, weights.by_input, inputs - c < 4 ? inputs - c : 4, taps, weights.order, by_tap,
-                  lane + c * lanes);
+        for (int i = 0; i < outputs; ++i)
+          pack_quad(weights.stored.from(at + i * weights.by_output), weights.by_input, own, taps, weights.order, by_tap,
+                    lane + c * lanes + 4 * i);
     }
   }
 }
 
-int greatest_weight(const FedmpqConv& c, const int8_t* weights) {
+int greatest_weight(const FedmpqConv& c, const Stored& weights) {
   const int64_t count = int64_t{c.out_channels} * (c.channels / c.groups) * c.kernel_h * c.kernel_w;
-  uint8_t greatest = 0;  // in bytes, of which a register holds most
+  // In bytes, of which a register holds most, and without a sign, as every x86 compares them: codes, or 128 more than weights.
+  const uint8_t turned = weights.bits == 0 ? 128 : 0;
+  uint8_t least = 255, most = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const auto magnitude = static_cast<uint8_t>(weights[i] < 0 ? -weights[i] : weights[i]);
-    greatest = magnitude > greatest ? magnitude : greatest;
+    const auto byte = static_cast<uint8_t>(weights.data[i] ^ turned);
+    least = byte < least ? byte : least;
+    most = byte > most ? byte : most;
   }
-  return greatest;
+  if (weights.twice() != 0 && most > weights.zero()) return -1;
+  const int factor = weights.twice() != 0 ? 2 : 1, zero = weights.bits == 0 ? 128 : weights.zero();
+  return std::max(std::abs(factor * least - zero), std::abs(factor * most - zero));
 }
 
 void tile_rows(const Product& product, int depth, const Segments& segments, const uint8_t* from, int64_t line, int rows,
@@ -146,7 +183,7 @@ void tidy(int32_t* sums, int64_t pixels, int outputs, int stride) {
     std::memmove(sums + x * outputs, sums + x * stride, static_cast<size_t>(outputs) * sizeof(int32_t));
 }
 
-Taps::Taps(bool deep, const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w)
+[[gnu::cold]] Taps::Taps(bool deep, const Layout& layout, int kernel_h, int kernel_w, int dilation_h, int dilation_w)
     : offsets(deep ? int64_t{kernel_h} * kernel_w : 0) {
   int32_t* to = offsets.data();
   for (int r = 0; r < kernel_h && deep && *this; ++r)

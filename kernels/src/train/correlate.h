@@ -10,6 +10,7 @@
 #include "buffer.h"
 #include "padded.h"
 #include "threads.h"
+#include "weights.h"
 
 namespace fedmpq {
 
@@ -34,7 +35,7 @@ struct Product {
 
 // Where the weights of a product lie: weight(output, input, tap) is at output * by_output + input * by_input + order[tap].
 struct Weights {
-  const int8_t* data;
+  Stored stored;
   int64_t by_output, by_input;
   const int32_t* order;
 };
@@ -43,7 +44,8 @@ struct Weights {
 // with its inputs and, up to `depth`, zeros.
 void pack_weights(const Product& product, int inputs, int depth, const Weights& weights, int8_t* packed);
 
-int greatest_weight(const FedmpqConv& c, const int8_t* weights);
+// The greatest magnitude of a weight; -1 if there are codes of more bits than they are said to have.
+int greatest_weight(const FedmpqConv& c, const Stored& weights);
 
 // Products in one sum of a convolution.
 inline int64_t terms_of(const FedmpqConv& c) { return int64_t{c.kernel_h} * c.kernel_w * (c.channels / c.groups); }
