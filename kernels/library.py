@@ -67,10 +67,7 @@ def force_winograd(how: int) -> None:
 
 
 def supported_isas() -> tuple[str, ...]:
-    """The instruction sets this CPU and this build have, best first; "scalar" is always among them.
-
-    Only `sve2` is not the best where its registers have 128 bits: `isa` begins as `neon_i8mm` there.
-    """
+    """The instruction sets this CPU and this build have, best first; "scalar" is always among them."""
     before = isa()
     supported = tuple(name for name in ISAS if library.fedmpq_force_isa(name.encode()) == 0)
     force_isa(before)
