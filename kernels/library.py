@@ -14,7 +14,7 @@ from pathlib import Path
 from fedmpq.kernels.memory import CStruct
 from fedmpq.kernels.prototypes import PROTOTYPES
 
-ISAS = ("avx512", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dot", "neon", "scalar")
+ISAS = ("avx512", "avx512_vnni", "avx_vnni", "avx2", "sve2", "neon_i8mm", "neon_dot", "neon", "scalar")
 PATH = Path(os.environ.get("FEDMPQ_KERNELS", Path(__file__).parent / "libfedmpq_kernels.so"))
 HOW_TO_BUILD = "build it with `pip install -e .` in the checkout (needs a C++17 compiler)"
 

@@ -5,7 +5,8 @@
 makes the board in build/arm when it is not there yet (about a minute), then runs SCRIPT on it as its Python
 would; without SCRIPT it only makes it. cortex-a72 (the default) is a Raspberry Pi 4, cortex-a76 a Pi 5. max
 is no CPU in particular but multiplies matrices of bytes (i8mm), as a Cortex-A510 or a Graviton 3 does; it is
-told to have no SVE.
+told to have no SVE. max-sve128, max-sve256 and max-sve512 are the same with SVE2, in registers of so many
+bits.
 Nothing is installed, and root is not needed: Debian's packages are downloaded by apt from wherever this
 machine gets its own, and unpacked; wheels come by pip. Results are those of a real board, bit for bit; times
 mean nothing.
@@ -43,8 +44,10 @@ CPUS = {
         0,
     ),
 }
+# `max` with SVE2: a length that is named is the greatest.
+SCALABLE = {f"max-sve{bits}": f"max,sve{bits}=on" for bits in (128, 256, 512)}
 # What qemu is told where the name alone is not enough.
-QEMU_CPU = {"max": "max,sve=off"}
+QEMU_CPU = {"max": "max,sve=off", **SCALABLE}
 DEBIAN_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 # Folders that live in /usr; older packages still name them without it.
 MERGED = ("bin", "lib", "sbin")
@@ -70,8 +73,8 @@ class Board:
     folder: Path
 
     def launcher(self, cpu: str) -> Path:
-        if cpu not in CPUS:
-            raise BoardError(f"there is no board with a {cpu!r}; take {' or '.join(CPUS)}")
+        if cpu not in (*CPUS, *SCALABLE):
+            raise BoardError(f"there is no board with a {cpu!r}; take {' or '.join((*CPUS, *SCALABLE))}")
         return self.folder / cpu / "python"
 
     def python_version(self) -> str:
@@ -140,7 +143,7 @@ def _make(folder: Path) -> None:
     except WheelError as error:
         raise BoardError(str(error)) from None
     _compile([root / "usr" / "lib" / python.name, folder / "site"], version)
-    for cpu in CPUS:
+    for cpu in (*CPUS, *SCALABLE):
         _make_cpu(folder, cpu, qemu, python)
 
 
@@ -219,7 +222,7 @@ def _make_cpu(folder: Path, cpu: str, qemu: str, python: Path) -> None:
 
 
 def _cpuinfo(cpu: str) -> str:
-    features, variant, part, revision = CPUS[cpu]
+    features, variant, part, revision = CPUS["max" if cpu in SCALABLE else cpu]
     return "".join(
         f"processor\t: {core}\nBogoMIPS\t: 108.00\nFeatures\t: {features}\nCPU implementer\t: 0x41\n"
         f"CPU architecture: 8\nCPU variant\t: {variant}\nCPU part\t: {part}\nCPU revision\t: {revision}\n\n"

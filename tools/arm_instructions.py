@@ -19,11 +19,16 @@ from tempfile import TemporaryDirectory
 
 from fedmpq.exchange.messages import PlanError, TrainingPlan
 from tools import arm_board, rounds, wheels
-from tools.arm_board import Board, BoardError
+from tools.arm_board import SCALABLE, Board, BoardError
 from tools.instruction_marks import AFTER, BEFORE
 
 TOOLS = Path(__file__).resolve().parent
-OWN_ISA = {"cortex-a72": "neon", "cortex-a76": "neon_dot", "max": "neon_i8mm"}
+OWN_ISA = {
+    "cortex-a72": "neon",
+    "cortex-a76": "neon_dot",
+    "max": "neon_i8mm",
+    **dict.fromkeys(SCALABLE, "sve2"),
+}
 
 Counts = Counter[str]
 

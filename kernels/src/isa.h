@@ -11,13 +11,18 @@
 namespace fedmpq {
 
 // avx512_vnni is avx512 without what came two generations later: shuffles of bytes, bit matrices and counts of bits.
-enum class Isa { scalar, neon, neon_dot, neon_i8mm, avx2, avx_vnni, avx512_vnni, avx512 };
+enum class Isa { scalar, neon, neon_dot, neon_i8mm, sve2, avx2, avx_vnni, avx512_vnni, avx512 };
 
 Isa active_isa();
 
 #ifdef FEDMPQ_AVX_VNNI
 // Whether the CPU has AVX-VNNI as such. Where it has not, AVX-512 may have the same instructions in another encoding.
 bool has_avx_vnni();
+#endif
+
+#ifdef FEDMPQ_SVE2
+// The length of its registers; to be asked on CPUs that have it.
+int sve2_bits();
 #endif
 
 }  // namespace fedmpq

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tools.arm_board import Board
 ROOT = Path(__file__).resolve().parents[2]
 
 OnBoard = Callable[..., str]
+RunOn = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -44,10 +46,16 @@ def cpu(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def on_board(board: Board, site: Path, cpu: str) -> OnBoard:
-    """Runs the board's Python with these arguments, and these changes to the environment; its output."""
+def on_board(run_on: RunOn, cpu: str) -> OnBoard:
+    """`run_on` with each of the CPUs that all tests of boards run on."""
+    return partial(run_on, cpu)
 
-    def run(*arguments: str | Path, **changed: str) -> str:
+
+@pytest.fixture(scope="session")
+def run_on(board: Board, site: Path) -> RunOn:
+    """Runs a CPU's Python with these arguments, and these changes to the environment; its output."""
+
+    def run(cpu: str, *arguments: str | Path, **changed: str) -> str:
         command = [str(board.launcher(cpu)), *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", **changed}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -131,6 +131,22 @@ def test_instruction_sets_and_threads_agree_on_layers_of_real_size(
     assert len(set(results)) == 1
 
 
+def test_tiles_of_every_size(isa: str) -> None:
+    """Up to nine rows, as many as a tile takes and one more; four to seven quads; one to three blocks.
+
+    The second image's sums are added to the first one's, in place.
+    """
+    for channels in (*range(1, 10), 16, 17):
+        width, outputs = 16 + 4 * (channels % 4), (16, 32, 40)[channels % 3]
+        conv = Conv(2, 16, width, channels, 16, width, outputs, 1, 1, 1, 1, 0, 0, 1, 1, 1)
+        problem = reference.problem(conv, False, 0, 8, channels, extremes=False)
+        acc = reference.conv_forward(conv, problem.codes, problem.weights).reshape(-1)
+        np.testing.assert_array_equal(forward(problem, 1), acc)
+        sums = reference.conv_backward_weights(conv, problem.codes, problem.errors).reshape(-1)
+        gradient = backward_weights(problem, np.ones(outputs, np.float32), 1)
+        np.testing.assert_array_equal(gradient, sums.astype(np.float32))
+
+
 @pytest.mark.parametrize("code", [0, 255])
 @pytest.mark.parametrize("weight", [-127, 127])
 @pytest.mark.parametrize("error", [-127, 127])

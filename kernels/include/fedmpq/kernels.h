@@ -29,8 +29,8 @@
 extern "C" {
 #endif
 
-// Name of the instruction set that dispatch uses now: "avx512", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm",
-// "neon_dot", "neon" or "scalar". At first it is the best this CPU has.
+// Name of the instruction set that dispatch uses now: "avx512", "avx512_vnni", "avx_vnni", "avx2", "sve2",
+// "neon_i8mm", "neon_dot", "neon" or "scalar". At first it is the best this CPU has.
 FEDMPQ_API const char* fedmpq_isa(void);
 
 // Makes dispatch use `name`. Returns 0, or -1 (and changes nothing) where the CPU or the build lacks it.

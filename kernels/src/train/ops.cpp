@@ -18,6 +18,10 @@ const Ops& ops() {
 #endif
       return ops_avx_vnni;
 #endif
+#ifdef FEDMPQ_SVE2
+    case Isa::sve2:
+      return ops_sve2();
+#endif
 #ifdef FEDMPQ_I8MM
     case Isa::neon_i8mm:
       return ops_neon_i8mm;

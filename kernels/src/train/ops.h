@@ -27,7 +27,7 @@ struct Tile {
   ptrdiff_t stride;
   int rows;  // 1..max_rows
   const int32_t* segment;
-  int segments, quads;
+  int segments, quads;  // at least 1
   const int8_t* w;
   ptrdiff_t block;  // bytes between blocks of weights
   int blocks;       // 1 or 2
@@ -214,6 +214,9 @@ extern const Ops ops_neon_dot;
 #endif
 #ifdef FEDMPQ_I8MM
 extern const Ops ops_neon_i8mm;
+#endif
+#ifdef FEDMPQ_SVE2
+const Ops& ops_sve2();
 #endif
 
 const Ops& ops();  // of the active instruction set
