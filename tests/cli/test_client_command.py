@@ -239,7 +239,7 @@ def test_killed_while_it_uploads_it_goes_on_and_does_not_train(scene: Scene) -> 
     assert "round 1: its update was not delivered yet" in log
     assert "epoch" not in log
     calls = [call for call in scene.federation.calls[before:] if call[0] != "Ready"]
-    assert calls == [("GetUpload", 0), ("Upload", 200)]
+    assert calls == [("GetUpload", 0), ("Upload", 200), ("Confirm", 0)]
     assert scene.federation.complete() == [scene.work.update(scene.data)]
 
 
