@@ -289,9 +289,9 @@ class WeightGradient {
     return made;
   }
 
-  // The images of one thread: every slots-th.
+  // The images of one thread, which it has in other kernels too.
   bool gather(int slot) {
-    const int own_images = (c_.images - 1 - slot) / slots_ + 1;
+    const int first = share_of(slot, slots_, c_.images), own_images = share_of(slot + 1, slots_, c_.images) - first;
     const int64_t raw = int64_t{c_.height} * c_.width * c_.channels;
     auto* own = new (std::nothrow) Gathered(raw, deep_ ? layout_.size() : planes_.size(), deep_ ? 1 : blocks_ * block_,
                                             all_sums(), c_.out_channels, own_images > holds_);
@@ -307,8 +307,8 @@ class WeightGradient {
       }
       held += count;
       if (deep_ && own->empty) own->clear();
-      if (deep_) deep_image(slot + done * slots_, *own);
-      for (int g = 0; g < c_.groups && !deep_; ++g) few_images(slot + done * slots_, count, g, *own);
+      if (deep_) deep_image(first + done, *own);
+      for (int g = 0; g < c_.groups && !deep_; ++g) few_images(first + done, count, first + own_images, g, *own);
       own->empty = false;
     }
     if (own->empty) own->clear();  // there are no images
@@ -331,21 +331,21 @@ class WeightGradient {
                               errors_of(image) + int64_t{y} * c_.out_width * c_.channels, own.part.data());
   }
 
-  // One group of `count` images, every slots-th from `first` on.
-  void few_images(int first, int count, int g, Gathered& own) const {
+  // One group of `count` images from `first` on; the thread's own ones go up to `last`.
+  void few_images(int first, int count, int last, int g, Gathered& own) const {
     for (int i = 0; i < count; ++i) {
-      const int image = first + i * slots_;
+      const int image = first + i;
       if (zero_ != 0 && g == 0)
         sum_errors(errors_of(image), int64_t{c_.out_height} * c_.out_width, c_.out_channels, own.errors.data());
       const uint8_t* bytes = bytes_of(source_, image, int64_t{c_.height} * c_.width * c_.channels, own.bytes.data());
       to_planes(c_, planes_, bytes, g * inputs_, own.planes.data() + i * planes_.image());
     }
     for (int i = 0; i < count && g == 0; ++i)
-      if (const int next = first + (count + i) * slots_; next < c_.images) fetch_ahead(source_, next);
+      if (const int next = first + count + i; next < last) fetch_ahead(source_, next);
     parallel(block_pairs(), slots_ == 1 ? threads_ : 1, [&](int pair, int) {
       const int b = 2 * pair;
       for (int i = 0; i < count; ++i)
-        to_quads(c_, errors_of(first + i * slots_) + g * outputs_ + b * lanes, end_of(pair) - b * lanes, block_,
+        to_quads(c_, errors_of(first + i) + g * outputs_ + b * lanes, end_of(pair) - b * lanes, block_,
                  errors_of(c_.images), own.quads.data() + b * block_ + int64_t{i} * c_.out_height * quads_ * lanes * 4);
       for (int tap = 0; tap < taps_; ++tap) multiply(count, tap, b, g, own);
     });

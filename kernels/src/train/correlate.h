@@ -185,21 +185,18 @@ struct Scratch {
   explicit operator bool() const { return bytes && padded && planes && sums; }
 };
 
-// body(item, scratch) for all items: each thread takes the next one that nobody has taken, so that none waits long for another
-// that something else held up. Whether there was memory.
+// body(item, scratch) for all items. Whether there was memory.
 template <class Body>
 bool with_scratch(int64_t raw, int64_t copy, int64_t band, int items, int threads, Body body) {
   std::atomic<bool> enough{true};
-  std::atomic<int> taken{0};
-  const int slots = threads < items ? threads : items;
-  parallel(slots, threads, [&](int, int) {
+  parallel_shares(items, threads, [&](Items& own, int) {
     Scratch scratch(raw, copy, band);
     if (!scratch) {
       enough = false;
       return;
     }
-    for (int item; (item = taken.fetch_add(1, std::memory_order_relaxed)) < items;) {
-      scratch.next = item + slots < items ? item + slots : -1;
+    for (int item; (item = own.take()) >= 0;) {
+      scratch.next = own.next();
       body(item, scratch);
     }
   });

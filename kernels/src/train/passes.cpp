@@ -15,7 +15,7 @@ using namespace fedmpq;
 namespace {
 
 // The product before left the accumulators of the last images in the cache.
-int last_first(int images, int item) { return images - 1 - item; }
+constexpr Order in_the_cache = Order::last_first;
 
 }  // namespace
 
@@ -26,8 +26,7 @@ int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* extent, const 
   const int images = extent->images, channels = extent->channels;
   const int64_t pixels = extent->pixels, count = pixels * channels;
   std::atomic<bool> enough{true};
-  parallel(images, threads, [&](int item, int) {
-    const int image = last_first(images, item);
+  parallel(images, threads, [&](int image, int) {
     if (pairs == 0) {
       ops().requantize(acc + image * count, pixels, channels, *rescale, out + image * count);
       return;
@@ -40,17 +39,16 @@ int32_t fedmpq_requantize(const int32_t* acc, const FedmpqExtent* extent, const 
     ops().requantize(acc + image * count, pixels, channels, *rescale, bytes);
     ops().pack(bytes, count, out + image * ((count + 1) / 2));
     std::free(bytes);
-  });
+  }, in_the_cache);
   return enough ? 0 : no_memory;
 }
 
 int32_t fedmpq_keep(const int32_t* acc, int32_t images, int64_t count, int32_t threads, int16_t* kept, int32_t* fit) {
   if (!is_batch(images, count) || !given(acc, kept, fit)) return not_valid;
   std::atomic<bool> all{true};
-  parallel(images, threads, [&](int item, int) {
-    const int image = last_first(images, item);
+  parallel(images, threads, [&](int image, int) {
     if (all && !ops().narrow(acc + image * count, count, kept + image * count)) all = false;
-  });
+  }, in_the_cache);
   *fit = all ? 1 : 0;
   return 0;
 }
@@ -63,11 +61,10 @@ int32_t fedmpq_backward_error(const int32_t* acc, const uint16_t* error, const F
   if (!given(acc, error, gain, mean_g, mean_gx, out, greatest)) return not_valid;
   const int images = extent->images, channels = extent->channels;
   const int64_t pixels = extent->pixels, count = pixels * channels;
-  parallel(images, threads, [&](int item, int) {
-    const int image = last_first(images, item);
+  parallel(images, threads, [&](int image, int) {
     greatest[image] = ops().backward_error(acc + image * count, error + image * count, pixels, channels, *rescale,
                                            normalize->norm, normalize->bias, gain, mean_g, mean_gx, out + image * count);
-  });
+  }, in_the_cache);
   return 0;
 }
 

@@ -10,30 +10,58 @@
 #include <new>
 
 namespace fedmpq {
-namespace {
 
 // What one thread does first; a line of its own, for every item is taken by a write.
 struct alignas(64) Share {
-  std::atomic<int> next;
-  int end;
+  std::atomic<int> taken;
+  int first, last;  // the one behind it
+
+  int item(int number, Order order) const { return order == Order::first_first ? first + number : last - 1 - number; }
 };
 
 struct Job {
-  void (*body)(void*, int, int);
-  void* context;
+  void (*body)(void*, Items&, int) = nullptr;
+  void* context = nullptr;
   int threads;
+  Order order;
   Share shares[max_threads];
+
+  // For as many threads as there are items, and at most so many.
+  Job(int items, int most, Order by) : threads(most), order(by) {
+    if (threads > items) threads = items;
+    if (threads > max_threads) threads = max_threads;
+    if (threads < 1) threads = 1;
+    for (int thread = 0; thread < threads; ++thread) {
+      shares[thread].taken.store(0, std::memory_order_relaxed);
+      shares[thread].first = share_of(thread, threads, items);
+      shares[thread].last = share_of(thread + 1, threads, items);
+    }
+  }
 };
 
-// A thread does its own share of the items and then what is left of the others'. From kernel to kernel a thread has the
-// same images that way, and they are in its cache: cores that share none (other clusters of a board, other parts of a
-// server's chip) took two threads to the time of one when each took whatever image was next.
-void work(Job& job, int thread) {
-  for (int i = 0; i < job.threads; ++i) {
-    Share& share = job.shares[(thread + i) % job.threads];
-    for (int item; (item = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
-      job.body(job.context, item, thread);
+// From kernel to kernel a thread has the same images that way, and they are in its cache: cores that share none (other
+// clusters of a board, other parts of a server's chip) took two threads to the time of one when each took whatever image
+// was next.
+int Items::take() {
+  for (; passed_ < job_.threads; ++passed_) {
+    Share& share = job_.shares[(thread_ + passed_) % job_.threads];
+    const int number = share.taken.fetch_add(1, std::memory_order_relaxed);
+    if (number < share.last - share.first) return share.item(number, job_.order);
   }
+  return -1;
+}
+
+int Items::next() const {
+  const Share& share = job_.shares[thread_];
+  const int number = share.taken.load(std::memory_order_relaxed);
+  return passed_ == 0 && number < share.last - share.first ? share.item(number, job_.order) : -1;
+}
+
+namespace {
+
+void work(Job& job, int thread) {
+  Items items(job, thread);
+  job.body(job.context, items, thread);
 }
 
 // A training step is hundreds of jobs a few microseconds apart, and to fall asleep and be woken takes longer than that.
@@ -148,29 +176,17 @@ Pool& the_pool() {
   return *pool;
 }
 
-// Where the share of a thread begins.
-int first_of(int thread, int threads, int items) {
-  return static_cast<int>(static_cast<int64_t>(items) * thread / threads);
-}
-
 }  // namespace
 
-void parallel_for(int items, int threads, void (*body)(void*, int, int), void* context) {
-  if (threads > items) threads = items;
-  if (threads > max_threads) threads = max_threads;
-  if (threads <= 1) {
-    for (int item = 0; item < items; ++item) body(context, item, 0);
-    return;
-  }
-  Job job;
+void parallel_shares(int items, int threads, Order order, void (*body)(void*, Items&, int), void* context) {
+  if (items < 1) return;
+  Job job(items, threads, order);
   job.body = body;
   job.context = context;
-  job.threads = threads;
-  for (int thread = 0; thread < threads; ++thread) {
-    job.shares[thread].next.store(first_of(thread, threads, items), std::memory_order_relaxed);
-    job.shares[thread].end = first_of(thread + 1, threads, items);
-  }
-  the_pool().run(job, threads);
+  if (job.threads == 1)
+    work(job, 0);
+  else
+    the_pool().run(job, job.threads);
 }
 
 }  // namespace fedmpq
