@@ -44,7 +44,6 @@ class Case:
     threads: int = 1
     update: UpdateRule = "paper"
     repetitions: int = 7
-    scaling: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,13 @@ class Result:
     seconds: Mapping[str, Spread]
     speedups: Mapping[str, Spread]
     """The rival's time / the native engine's."""
-    scaling: Spread | None
-    """Time with one thread / time with the case's threads."""
     memory: Mapping[str, Growth]
     load_before: list[float]
     load_after: list[float]
 
     def as_dict(self) -> dict[str, Any]:
         native, torch_fp32 = self.memory["native"], self.memory["torch"]
-        speedups = {f"speedup_vs_{name}": spread for name, spread in self.speedups.items()}
-        spreads = {**speedups, **({"scaling": self.scaling} if self.scaling else {})}
+        spreads = {f"speedup_vs_{name}": spread for name, spread in self.speedups.items()}
         return {
             **{
                 name: getattr(self.case, name)
@@ -109,7 +105,6 @@ def measure(case: Case) -> Result:
         image=work.graph.input.shape,
         seconds=seconds,
         speedups=speedups,
-        scaling=measure_scaling(work, case) if case.scaling else None,
         memory=growths(work, case.threads, kernels.isa(), case.update),
         load_before=before,
         load_after=load_average(),
@@ -135,11 +130,6 @@ def rivals(work: Workload, update: UpdateRule) -> dict[str, Callable[[], Train]]
         "qat": fake_quantized,
         "torch_engine": lambda: engine_trainer(TorchEngine(), work, update),
     }
-
-
-def measure_scaling(work: Workload, case: Case) -> Spread:
-    one, many = native_trainer(work, case, 1), native_trainer(work, case)
-    return paired({"one": one, "many": many}, case.repetitions).ratio("one", "many")
 
 
 def paired(trainers: Mapping[str, Train], repetitions: int) -> Timings:
@@ -190,8 +180,7 @@ def row(result: Result) -> str:
     milliseconds = f"{result.seconds['native'].median * 1e3:9.1f}"
     head = f"{case.model:19}{case.batch:6}{case.threads:8}  {result.isa:8}{milliseconds}"
     ratio = f"{fp32.median:8.2f} ({fp32.least:.2f} to {fp32.greatest:.2f})"
-    scaling = f"   {result.scaling.median:.2f}x one thread" if result.scaling else ""
-    return f"{head}  {ratio:30}{others}{memory}{scaling}"
+    return f"{head}  {ratio:30}{others}{memory}"
 
 
 def as_object(results: list[Result]) -> dict[str, Any]:
@@ -213,7 +202,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--update", choices=get_args(UpdateRule), default="paper", help="default %(default)s")
     parser.add_argument("--repetitions", type=int, default=7, help="turns per rival (default %(default)s)")
-    parser.add_argument("--scaling", action="store_true", help="measure also --threads against one thread")
     parser.add_argument(
         "--profile", action="store_true", help="show where a step's time goes instead, without rivals"
     )
@@ -224,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
 def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
     models = MODELS if arguments.model == "all" else (arguments.model,)
     batches = BATCHES if arguments.batch == "all" else (int(arguments.batch),)
-    common = arguments.threads, arguments.update, arguments.repetitions, arguments.scaling
+    common = arguments.threads, arguments.update, arguments.repetitions
     return (Case(model, batch, *common) for model in models for batch in batches)
 
 
@@ -233,8 +221,6 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error(f"--threads {arguments.threads} is outside 1..{MAX_THREADS}")
     if arguments.repetitions < 1:
         parser.error(f"--repetitions {arguments.repetitions} is too few; the least is 1")
-    if arguments.scaling and arguments.threads == 1:
-        parser.error("--scaling compares several threads with one: give it --threads 2")
     if arguments.profile and arguments.json:
         parser.error("--profile prints tables: leave --json out")
 

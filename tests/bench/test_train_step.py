@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_step, "TURN_SECONDS", 1e-3)
 
 
-def invented(threads: int = 1, scaling: Spread | None = None) -> Result:
+def invented(threads: int = 1) -> Result:
     spread = Spread(2.0, 1.5, 2.5)
     return Result(
         case=Case("resnet20", 64, threads),
@@ -46,7 +46,6 @@ def invented(threads: int = 1, scaling: Spread | None = None) -> Result:
         image=(3, 32, 32),
         seconds=dict.fromkeys(("native", "torch_fp32", "qat", "torch_engine"), spread),
         speedups=dict.fromkeys(("torch_fp32", "qat", "torch_engine"), spread),
-        scaling=scaling,
         memory={"native": Growth(10.0, 1.0, 50.0), "torch": Growth(150.0, 20.0, 500.0)},
         load_before=[0.5, 0.5, 0.5],
         load_after=[1.0, 0.5, 0.5],
@@ -60,7 +59,7 @@ def test_json_is_one_object_with_the_promised_facts(
     before = kernels.isa()
     monkeypatch.setattr(train_step, "MODELS", {"digits_cnn": (3, 32, 32)})
     monkeypatch.setattr(train_step, "BATCHES", (2,))
-    options = ["--model", "digits_cnn", "--batch", "2", "--isa", "scalar", "--threads", "2", "--scaling"]
+    options = ["--model", "digits_cnn", "--batch", "2", "--isa", "scalar", "--threads", "2"]
     monkeypatch.setattr("sys.argv", ["train_step", *options, "--repetitions", "1", "--json"])
     try:
         train_step.main()
@@ -74,7 +73,7 @@ def test_json_is_one_object_with_the_promised_facts(
         2,
         "paper",
     )
-    ratios = ("speedup_vs_torch_fp32", "speedup_vs_qat", "speedup_vs_torch_engine", "scaling")
+    ratios = ("speedup_vs_torch_fp32", "speedup_vs_qat", "speedup_vs_torch_engine")
     for name in ratios:
         assert facts[name] == pytest.approx(facts["spreads"][name]["median"], abs=1e-3)
         assert facts[name] > 0
@@ -94,7 +93,6 @@ def test_several_cases_are_a_list_in_one_object() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--scaling"], "--threads 2"),
         (["--threads", "0"], "outside 1.."),
         (["--repetitions", "0"], "the least is 1"),
         (["--isa", "mmx"], "invalid choice"),
@@ -242,7 +240,7 @@ def test_cores_in_use_are_counted() -> None:
 
 
 def test_tables_have_a_row_for_each_result() -> None:
-    results = [invented().as_dict(), invented(2, Spread(1.7, 1.6, 1.8)).as_dict()]
+    results = [invented().as_dict(), invented(2).as_dict()]
     rows = performance.step_table(results).splitlines()
     assert len(rows) == 4
     assert len({row.count("|") for row in rows}) == 1
