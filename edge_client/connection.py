@@ -155,7 +155,7 @@ class Connection:
             await pause(retry, f"{what} broke off ({cause})")
 
     async def confirm(self, run_id: str) -> None:
-        """Says that the end of the run was heard. If that fails, the server tells of it again."""
+        """Says that the end of the run was heard. If that fails, the next stream tells of it again."""
         if self._stub is None:
             return
         call = self._stub.Confirm(pb.ConfirmRequest(run_id=run_id), metadata=self._identity.metadata)

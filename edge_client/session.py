@@ -210,9 +210,12 @@ class Session:
             await self._drop_job()
             self._state.outbox.clear()
         self._runs.forget(ended.run_id)
-        await self._connection.confirm(ended.run_id)
-        if self._settings.exit_when_done and not self._over.done():
-            self._over.set_result(None)
+        try:
+            await self._connection.confirm(ended.run_id)
+        finally:
+            # Also if the stream was renewed meanwhile: a server that knows does not tell of it again.
+            if self._settings.exit_when_done and not self._over.done():
+                self._over.set_result(None)
 
     # The current round
 

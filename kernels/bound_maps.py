@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from ctypes import c_float, c_uint32
+from ctypes import c_float
 
 from fedmpq.kernels.call import Call, CheckedCall, Elements
 from fedmpq.kernels.memory import Memory
 from fedmpq.kernels.prototypes import FedmpqChannelMap
-
-
-def integer_weights(codes: Memory, count: int, bits: c_uint32, out: Memory) -> Call:
-    """`bits` is read when the call is made."""
-    return CheckedCall("fedmpq_integer_weights", Elements(codes, count), count, bits, Elements(out, count))
 
 
 def map_channels(channel_map: FedmpqChannelMap, source: c_float, target: c_float) -> Call:

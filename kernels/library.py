@@ -14,7 +14,7 @@ from pathlib import Path
 from fedmpq.kernels.memory import CStruct
 from fedmpq.kernels.prototypes import PROTOTYPES
 
-ISAS = ("avx512", "avx512_vnni", "avx_vnni", "avx2", "sve2", "neon_i8mm", "neon_dot", "neon", "scalar")
+ISAS = ("avx512", "avx512_vnni", "avx_vnni", "avx2", "sve", "neon_i8mm", "neon_dot", "neon", "scalar")
 PATH = Path(os.environ.get("FEDMPQ_KERNELS", Path(__file__).parent / "libfedmpq_kernels.so"))
 HOW_TO_BUILD = "build it with `pip install -e .` in the checkout (needs a C++17 compiler)"
 
@@ -67,7 +67,10 @@ def force_winograd(how: int) -> None:
 
 
 def supported_isas() -> tuple[str, ...]:
-    """The instruction sets this CPU and this build have, best first; "scalar" is always among them."""
+    """The instruction sets this CPU and this build have, best first; "scalar" is always among them.
+
+    Only `sve` is no better than the next one where its registers have 128 bits: it is not chosen there.
+    """
     before = isa()
     supported = tuple(name for name in ISAS if library.fedmpq_force_isa(name.encode()) == 0)
     force_isa(before)

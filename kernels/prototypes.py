@@ -367,11 +367,6 @@ PROTOTYPES = {
         Argument("threads", c_int32),
         Argument("out", c_void_p, "uint16"),
         Argument("greatest", c_void_p, "float32"),)),
-    "fedmpq_integer_weights": Prototype(c_int32, (
-        Argument("codes", c_void_p, "uint8"),
-        Argument("count", c_int64),
-        Argument("bits", c_uint32),
-        Argument("out", c_void_p, "int8"),)),
     "fedmpq_map_channels": Prototype(c_int32, (
         Argument("map", FedmpqChannelMap),
         Argument("source", c_float),

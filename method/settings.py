@@ -184,7 +184,7 @@ class MethodSettings:
             )
         if self.share_limit is not None and not self.share_limit >= 1:
             raise self.error(f"share_limit = {self.share_limit} is too small; the least is 1, inf is none")
-        for name in ("aggregation", "share_limit"):
+        for name in ("aggregation", "share_limit", "first_clips"):
             if self.trains_floats and getattr(self, name) is not None:
                 raise self.error(f"{name} goes with methods that train integer codes, not with {self.method}")
         self._check_plan()

@@ -189,7 +189,7 @@ class _Moments:
         """Of the value called `name`; a layer's are worked out when they are asked for, which a BatchNorm
         behind it does not do."""
         if name not in self._of:
-            self._of[name] = self._given_by_layer(self._graph.by_name[name])
+            self._of[name] = self._given_by(self._graph.by_name[name])
         return self._of[name]
 
     def of_taps(self, node: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -90,6 +90,9 @@ class Coordinator(AtWork):
                 if run is not None:
                     await self._conduct_run(run)
                     continue
+                if self.loading:
+                    # Boards that came before it was known who must hear of the end.
+                    self._farewells.tell_connected()
                 self.loading = False
                 await self._tidy_uploads()
                 if exit_when_done:

@@ -115,7 +115,9 @@ async def _serve(settings: ServerSettings) -> int:
         reason = "another server leads" if lease.deposed else "a signal"
         say(log, "stopping", reason=reason if stopped.is_set() else "all runs have ended")
         if not stopped.is_set():
-            await coordinator.farewell(FAREWELL_SECONDS)
+            telling = asyncio.ensure_future(coordinator.farewell(FAREWELL_SECONDS))
+            await _until(stopped, telling)
+            telling.cancel()
         await connections.drain(DRAIN_SECONDS)
         administration()
         await boards.stop()
@@ -157,13 +159,14 @@ def _boards(
     return boards_port(settings, coordinator)
 
 
-async def _until(stopped: asyncio.Event, conducting: asyncio.Future[None]) -> None:
+async def _until(stopped: asyncio.Event, done: asyncio.Future[None]) -> None:
+    """Until the work is done or was told to stop; what failed is raised."""
     waiting = asyncio.ensure_future(stopped.wait())
-    either: set[asyncio.Future[Any]] = {waiting, conducting}
+    either: set[asyncio.Future[Any]] = {waiting, done}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    if conducting.done():
-        conducting.result()
+    if done.done():
+        done.result()
 
 
 def _serve_metrics(coordinator: Coordinator, port: int) -> Callable[[], None]:

@@ -5,7 +5,7 @@
 makes the board in build/arm when it is not there yet (about a minute), then runs SCRIPT on it as its Python
 would; without SCRIPT it only makes it. cortex-a72 (the default) is a Raspberry Pi 4, cortex-a76 a Pi 5. max
 is no CPU in particular but multiplies matrices of bytes (i8mm), as a Cortex-A510 or a Graviton 3 does; it is
-told to have no SVE. max-sve128, max-sve256 and max-sve512 are the same with SVE2, in registers of so many
+told to have no SVE. max-sve128, max-sve256 and max-sve512 are the same with SVE, in registers of so many
 bits.
 Nothing is installed, and root is not needed: Debian's packages are downloaded by apt from wherever this
 machine gets its own, and unpacked; wheels come by pip. Results are those of a real board, bit for bit; times
@@ -44,7 +44,7 @@ CPUS = {
         0,
     ),
 }
-# `max` with SVE2: a length that is named is the greatest.
+# `max` with SVE: a length that is named is the greatest.
 SCALABLE = {f"max-sve{bits}": f"max,sve{bits}=on" for bits in (128, 256, 512)}
 # What qemu is told where the name alone is not enough.
 QEMU_CPU = {"max": "max,sve=off", **SCALABLE}

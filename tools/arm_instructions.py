@@ -27,7 +27,7 @@ OWN_ISA = {
     "cortex-a72": "neon",
     "cortex-a76": "neon_dot",
     "max": "neon_i8mm",
-    **dict.fromkeys(SCALABLE, "sve2"),
+    **dict.fromkeys(SCALABLE, "sve"),
 }
 
 Counts = Counter[str]

@@ -23,7 +23,7 @@ const ChangeKernels& active() {
       return changes_avx2;
 #endif
 #ifdef FEDMPQ_NEON
-    case Isa::sve2:
+    case Isa::sve:
     case Isa::neon_i8mm:
     case Isa::neon_dot:
     case Isa::neon:

@@ -12,9 +12,6 @@
 #ifndef HWCAP2_I8MM  // headers older than Linux 5.6
 #define HWCAP2_I8MM (1 << 13)
 #endif
-#ifndef HWCAP2_SVE2  // headers older than Linux 5.2, and 5.6
-#define HWCAP2_SVE2 (1 << 1)
-#endif
 #ifndef HWCAP2_SVEI8MM
 #define HWCAP2_SVEI8MM (1 << 9)
 #endif
@@ -32,7 +29,7 @@ struct Named {
 
 constexpr Named best_first[] = {
     {Isa::avx512, "avx512"},       {Isa::avx512_vnni, "avx512_vnni"}, {Isa::avx_vnni, "avx_vnni"}, {Isa::avx2, "avx2"},
-    {Isa::sve2, "sve2"},           {Isa::neon_i8mm, "neon_i8mm"},     {Isa::neon_dot, "neon_dot"}, {Isa::neon, "neon"},
+    {Isa::sve, "sve"},             {Isa::neon_i8mm, "neon_i8mm"},     {Isa::neon_dot, "neon_dot"}, {Isa::neon, "neon"},
     {Isa::scalar, "scalar"}};
 
 bool supported(Isa isa) {
@@ -56,9 +53,9 @@ bool supported(Isa isa) {
 #endif
       return supported(Isa::avx2) && has_avx_vnni();
 #endif
-#ifdef FEDMPQ_SVE2
-    case Isa::sve2:
-      return supported(Isa::neon_i8mm) && (getauxval(AT_HWCAP2) & HWCAP2_SVE2) != 0 &&
+#ifdef FEDMPQ_SVE
+    case Isa::sve:
+      return supported(Isa::neon_i8mm) && (getauxval(AT_HWCAP) & HWCAP_SVE) != 0 &&
              (getauxval(AT_HWCAP2) & HWCAP2_SVEI8MM) != 0;
 #endif
 #ifdef FEDMPQ_I8MM
@@ -76,10 +73,10 @@ bool supported(Isa isa) {
   }
 }
 
-// SVE2 takes more instructions than NEON where its registers are no longer (docs/performance.md, "Instructions on ARM").
+// SVE takes more instructions than NEON where its registers are no longer (docs/performance.md, "Instructions on ARM").
 bool worth_while([[maybe_unused]] Isa isa) {
-#ifdef FEDMPQ_SVE2
-  if (isa == Isa::sve2) return sve2_bits() > 128;
+#ifdef FEDMPQ_SVE
+  if (isa == Isa::sve) return sve_bits() > 128;
 #endif
   return true;
 }

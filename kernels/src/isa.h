@@ -11,7 +11,7 @@
 namespace fedmpq {
 
 // avx512_vnni is avx512 without what came two generations later: shuffles of bytes, bit matrices and counts of bits.
-enum class Isa { scalar, neon, neon_dot, neon_i8mm, sve2, avx2, avx_vnni, avx512_vnni, avx512 };
+enum class Isa { scalar, neon, neon_dot, neon_i8mm, sve, avx2, avx_vnni, avx512_vnni, avx512 };
 
 Isa active_isa();
 
@@ -20,9 +20,9 @@ Isa active_isa();
 bool has_avx_vnni();
 #endif
 
-#ifdef FEDMPQ_SVE2
+#ifdef FEDMPQ_SVE
 // The length of its registers; to be asked on CPUs that have it.
-int sve2_bits();
+int sve_bits();
 #endif
 
 }  // namespace fedmpq

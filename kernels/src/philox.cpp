@@ -72,7 +72,7 @@ void draw(const PhiloxStream& stream, uint32_t first, int64_t n, Number* out) {
       return philox_avx2(stream, first, n, out);
 #endif
 #ifdef FEDMPQ_NEON
-    case Isa::sve2:
+    case Isa::sve:
     case Isa::neon_i8mm:
     case Isa::neon_dot:
     case Isa::neon:

@@ -18,7 +18,7 @@ const PlaneKernels& active_planes() {
       return planes_avx2;
 #endif
 #ifdef FEDMPQ_NEON
-    case Isa::sve2:
+    case Isa::sve:
     case Isa::neon_i8mm:
     case Isa::neon_dot:
     case Isa::neon:

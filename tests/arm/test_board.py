@@ -1,4 +1,4 @@
-"""The aarch64 wheel on emulated boards: the CPUs of a Raspberry Pi 4 and 5, one with i8mm, some with SVE2."""
+"""The aarch64 wheel on emulated boards: the CPUs of a Raspberry Pi 4 and 5, one with i8mm, some with SVE."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ISAS = {
     "max": ["neon_i8mm", "neon_dot", "neon", "scalar"],
 }
 # At 128 bits NEON takes fewer instructions.
-SCALABLE = {"max-sve128": "neon_i8mm", "max-sve256": "sve2", "max-sve512": "sve2"}
+SCALABLE = {"max-sve128": "neon_i8mm", "max-sve256": "sve", "max-sve512": "sve"}
 ROUNDS = ("paper", "carried", "depthwise")
 
 OnBoard = Callable[..., str]
@@ -89,21 +89,21 @@ def test_kernels_pass_their_tests(on_board: OnBoard, board: Board, cpu: str) -> 
 def test_registers_of_any_length_multiply_exactly(run_on: RunOn, board: Board, cpu: str, best: str) -> None:
     """Of 128 bits, of 256 and of 512, which hold a fourth of a block of columns, half of it and all of it."""
     script = "from fedmpq import kernels; print(kernels.isa(), *kernels.supported_isas())"
-    assert run_on(cpu, "-c", script).split() == [best, "sve2", *ISAS["max"]]
+    assert run_on(cpu, "-c", script).split() == [best, "sve", *ISAS["max"]]
     pytest_there = ROOT / "tests" / "arm" / "pytest_on_board.py"
-    chosen = "sve2 and (tiles or gradients or input_errors)"
+    chosen = "sve and (tiles or gradients or input_errors)"
     out = run_on(
         cpu, pytest_there, board.launcher(cpu), "-q", "-k", chosen, "tests/kernels/test_training_conv.py"
     )
     assert "3 passed" in out
 
 
-def test_a_round_by_sve2_ends_as_it_does_here(run_on: RunOn, rounds: dict[str, Path], tmp_path: Path) -> None:
+def test_a_round_by_sve_ends_as_it_does_here(run_on: RunOn, rounds: dict[str, Path], tmp_path: Path) -> None:
     result = tmp_path / "result.npz"
     report = json.loads(
-        run_on("max-sve128", "-m", "tools.rounds", rounds["carried"], result, 2, FEDMPQ_ISA="sve2")
+        run_on("max-sve128", "-m", "tools.rounds", rounds["carried"], result, 2, FEDMPQ_ISA="sve")
     )
-    assert report["isa"] == "sve2"
+    assert report["isa"] == "sve"
     with np.load(result) as stored:
         assert_equal(dict(stored), ended(rounds, "carried", kernels.isa(), 1))
 

@@ -41,7 +41,7 @@ def test_convolutions_take_a_fraction_of_the_instructions(
 def test_products_of_matrices_take_fewer_instructions_and_longer_registers_fewer_still(
     counting: arm_instructions.Counting, step: Path
 ) -> None:
-    boards = (("max", "neon_dot"), ("max", "neon_i8mm"), ("max-sve256", "sve2"))
+    boards = (("max", "neon_dot"), ("max", "neon_i8mm"), ("max-sve256", "sve"))
     rows, matrices, long = (
         arm_instructions.convolutions(counting.step(step, cpu, isa)) for cpu, isa in boards
     )

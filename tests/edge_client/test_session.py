@@ -18,7 +18,7 @@ import pytest
 from fedmpq.data.dataset import Dataset
 from fedmpq.edge_client import session
 from fedmpq.edge_client.board_data import HeldData
-from fedmpq.edge_client.connection import RefusedError
+from fedmpq.edge_client.connection import Connection, RefusedError
 from fedmpq.edge_client.limits import PROCESS_BYTES, Limits
 from fedmpq.edge_client.round_work import THREAD_NAME
 from fedmpq.edge_client.state_folder import StateError
@@ -182,6 +182,29 @@ def test_a_confirmation_that_fails_keeps_no_client_from_its_end(scene: Scene, is
     scene.play(lambda: scene.run(exit_when_done=True))
     assert scene.federation.count("Confirm") == 1
     assert scene.federation.confirmed == []
+
+
+def test_a_stream_that_is_renewed_while_it_confirms_keeps_no_client_from_its_end(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have heard it and tells of it no more."""
+    scene.federation.on_stream = [RUN_ENDED]
+    release = threading.Event()
+    hang = hang_after(0, release)
+    scene.federation.faults.confirm = [lambda context: hang(0, context)]
+    confirm = Connection.confirm
+
+    async def confirm_and_renew(self: Connection, run_id: str) -> None:
+        scene.federation.on_stream = []
+        asyncio.get_running_loop().call_later(0.2, self.renew)
+        await confirm(self, run_id)
+
+    monkeypatch.setattr(Connection, "confirm", confirm_and_renew)
+    try:
+        scene.play(lambda: asyncio.wait_for(scene.run(exit_when_done=True), 30.0))
+    finally:
+        release.set()
+    assert scene.federation.count("Confirm") == 1
 
 
 # Broken transfers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from ctypes import c_float, c_uint32
+from ctypes import c_float
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedmpq.kernels import bound_maps
 from fedmpq.kernels.call import KernelError
 from fedmpq.kernels.prototypes import FedmpqChannelMap
-from fedmpq.model import grid
 
 Doubles = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -192,20 +191,3 @@ def test_a_greatest_error_that_is_not_finite_is_an_error(image: int, value: floa
     )
     with pytest.raises(FloatingPointError):
         call()
-
-
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_integer_weights_are_the_grids(bits: int) -> None:
-    low, high = grid.code_range(bits)
-    codes = np.random.default_rng(bits).integers(low, high + 1, 77).astype(np.uint8)
-    out = np.zeros(77, np.int8)
-    bound_maps.integer_weights(codes, 77, c_uint32(bits), out)()
-    np.testing.assert_array_equal(out, grid.integer_weights(codes, bits))
-
-
-@pytest.mark.parametrize("bits", [0, 9, 2**32 - 1])
-def test_no_other_bits_have_integer_weights(bits: int) -> None:
-    codes, out = np.zeros(4, np.uint8), np.full(4, 7, np.int8)
-    with pytest.raises(KernelError, match="integer_weights"):
-        bound_maps.integer_weights(codes, 4, c_uint32(bits), out)()
-    assert out.tolist() == [7] * 4

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedmpq.kernels import bound, bound_maps
+from fedmpq.kernels import bound
 from fedmpq.kernels.call import Call, CheckedCall, Elements, KernelError
 from fedmpq.kernels.library import library
 from fedmpq.kernels.memory import Buffer
 from fedmpq.kernels.program import Program, in_one_go
-from fedmpq.kernels.tensors import Conv, StoredCodes
+from fedmpq.kernels.tensors import Conv, StoredCodes, WeightCodes
 
 NOT_VALID = -4
 
@@ -24,17 +24,24 @@ def adding(target: NDArray[np.float32], clipped: list[float], below: bool = Fals
     return bound.clip_gradient(np.array(clipped), below, target)
 
 
+def weighing(codes: NDArray[np.uint8], bits: c_uint32, out: NDArray[np.int32]) -> Call:
+    """A product whose results are the weights that codes of so many bits stand for."""
+    one = StoredCodes(np.ones(1, np.uint8), False, 0)
+    conv = Conv.over(1, (1, 1, 1), out_channels=len(codes))
+    return bound.conv_forward(conv, one, WeightCodes(codes, bits), 1, out, None)
+
+
 def program(*calls: Call) -> Program:
     return Program(calls)  # type: ignore[arg-type]
 
 
 def test_calls_run_in_their_order() -> None:
     first = np.zeros(1, np.float32)
-    weights, bits, out = np.arange(4, dtype=np.uint8), c_uint32(3), np.zeros(4, np.int8)
+    weights, bits, out = np.arange(4, dtype=np.uint8), c_uint32(3), np.zeros(4, np.int32)
     run = program(
         adding(first, [1.0, 5.0]),
         adding(first, [3.0, 1.0], below=True),
-        bound_maps.integer_weights(weights, 4, bits, out),
+        weighing(weights, bits, out),
     )
     run()
     assert first[0] == 2.0
@@ -63,9 +70,11 @@ def test_numbers_and_places_are_read_when_a_program_runs() -> None:
 def test_the_first_call_that_refuses_ends_a_program_with_its_own_error() -> None:
     before, after = np.zeros(1, np.float32), np.zeros(1, np.float32)
     bits = c_uint32(9)
-    refusing = bound_maps.integer_weights(np.zeros(4, np.uint8), 4, bits, np.zeros(4, np.int8))
+    refusing = weighing(np.zeros(4, np.uint8), bits, np.zeros(4, np.int32))
     run = program(adding(before, [1.0, 0.0]), refusing, adding(after, [1.0, 0.0]))
-    with pytest.raises(KernelError, match=r"fedmpq_integer_weights\(4 elements, 4, 9, 4 elements\) refuses"):
+    with pytest.raises(
+        KernelError, match=r"fedmpq_conv_forward\(.*, 4 elements, 9, 1, 4 elements, None\) refuses"
+    ):
         run()
     assert (before[0], after[0]) == (1.0, 0.0)
     bits.value = 4
@@ -124,9 +133,8 @@ def test_neighbouring_calls_run_in_one_go_and_other_actions_between_them() -> No
 
 
 def test_time_is_taken_by_call() -> None:
-    count = 2**20
-    codes, out = np.zeros(count, np.uint8), np.zeros(count, np.int8)
-    long = bound_maps.integer_weights(codes, count, c_uint32(4), out)
+    count = 2**14
+    long = weighing(np.zeros(count, np.uint8), c_uint32(4), np.zeros(count, np.int32))
     run = program(adding(np.zeros(1, np.float32), [0.0, 0.0]), long)
     seconds = run.timed()
     run()

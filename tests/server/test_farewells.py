@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from fedmpq.proto import federation_pb2 as pb
-from fedmpq.server.connections import Connections
+from fedmpq.server import farewells as farewells_module
+from fedmpq.server.connections import Connection, Connections
+from fedmpq.server.coordinator import Coordinator
 from fedmpq.server.farewells import Farewells
-from fedmpq.server.store.records import Client
+from fedmpq.server.store.records import Client, Run
 from tests.server.loopback import Federation, close_all, federation, run_all, small_config
 from tests.server.stand_in import StandIn
 
@@ -118,14 +120,65 @@ def test_a_client_of_an_earlier_version_hears_of_it_once(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_a_client_that_came_before_the_server_knew_hears_of_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a server that is started again the port is open before it has read what ended."""
+    read, may_read = Coordinator._owe_farewells, asyncio.Event()
+
+    async def later(self: Coordinator) -> Run | None:
+        await may_read.wait()
+        return await read(self)
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as server:
+            client, run_id = await ended_run(server)
+            await server.crash()
+            monkeypatch.setattr(Coordinator, "_owe_farewells", later)
+            await server.start()
+            stream = Listener(client, confirms=True)
+            await server.until(lambda: stream.heard)
+            assert stream.told == []
+            may_read.set()
+            await server.until(lambda: stream.told)
+            assert stream.told == [run_id]
+            await stream.end()
+            await close_all([client])
+
+    asyncio.run(scenario())
+
+
+def confirming(connections: Connections) -> Connection:
+    """Of a client that has just connected."""
+    connection = connections.connect(
+        Client("a-client", "board", b"", None, 4.0, 10, "new", "none", 0.0, None, None)
+    )
+    connection.confirms = True
+    return connection
+
+
+def test_a_client_that_comes_and_goes_for_ever_keeps_no_server_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(farewells_module, "LONGEST_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        connections = Connections(max_clients=2)
+        farewells, connection = Farewells(connections), confirming(connections)
+        farewells.owe(["a-client"], ended("a-run"))
+        waiting = asyncio.create_task(farewells.all_told(60.0))
+        while not waiting.done():
+            farewells.tell(connection)
+            await asyncio.wait({waiting}, timeout=0.05)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30.0))
+
+
 def test_a_client_that_comes_back_is_waited_for_once_more() -> None:
     async def scenario() -> None:
         connections = Connections(max_clients=2)
-        farewells = Farewells(connections)
-        connection = connections.connect(
-            Client("a-client", "board", b"", None, 4.0, 10, "new", "none", 0.0, None, None)
-        )
-        connection.confirms = True
+        farewells, connection = Farewells(connections), confirming(connections)
         farewells.owe(["a-client"], ended("a-run"))
         waiting = asyncio.create_task(farewells.all_told(2.0))
         await asyncio.sleep(0.05)

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # ty
 )
 
 from fedmpq.server.boards_port import OPTIONS
+from fedmpq.server.serve import _until
 from fedmpq.system.addresses import split_address
 from tools.programs import FEDMPQ, Program, wait_until
 
@@ -94,6 +95,21 @@ def test_it_starts_again_after_a_kill(tmp_path: Path) -> None:
         server.program.restart()
         assert server.address
         assert server.program.terminate() == 0
+
+
+def test_a_server_that_says_farewell_can_be_stopped() -> None:
+    async def scenario() -> None:
+        stopped, telling = asyncio.Event(), asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(_until(stopped, telling))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        stopped.set()
+        await waiting
+        telling.set_exception(OSError("the disk is gone"))
+        with pytest.raises(OSError, match="the disk is gone"):
+            await _until(asyncio.Event(), telling)
+
+    asyncio.run(asyncio.wait_for(scenario(), SECONDS))
 
 
 def test_a_restart_is_quick_and_without_torch(tmp_path: Path) -> None:

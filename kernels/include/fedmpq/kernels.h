@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-// Name of the instruction set that dispatch uses now: "avx512", "avx512_vnni", "avx_vnni", "avx2", "sve2",
+// Name of the instruction set that dispatch uses now: "avx512", "avx512_vnni", "avx_vnni", "avx2", "sve",
 // "neon_i8mm", "neon_dot", "neon" or "scalar". At first it is the best this CPU has.
 FEDMPQ_API const char* fedmpq_isa(void);
 

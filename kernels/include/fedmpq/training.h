@@ -4,11 +4,12 @@
 // unsigned), or, if `pairs`, two 4-bit ones a byte, low half first, every image starting on a byte of its own.
 // Accumulators are int32. Errors, the gradients of real activations, are bfloat16 between layers and int8 with one scale
 // for a tensor inside a product. Weights are int8 in the order (output, input / groups, row, column); products take them as
-// they are, or, if `bits` is not 0, as the codes of so many bits that stand for them (fedmpq_integer_weights), which spares a
-// pass over them. Weights and int8 errors lie within ±127.
+// they are, or, if `bits` is not 0, as the codes of so many bits that stand for them: 2 * code - (2^bits - 1) below 8 bits,
+// code - 128 at 8. Weights and int8 errors lie within ±127.
 //
-// Functions return 0 or a status that kernels.h lists, unless they say otherwise. `threads` share the images, or the weights of an update; fewer do where
-// there are no more. The result does not depend on their number, nor on the instruction set. A batch may be empty.
+// Functions return 0 or a status that kernels.h lists, unless they say otherwise. `threads` share the images, or the weights
+// of an update; fewer do where there are no more. The result does not depend on their number, nor on the instruction set. A
+// batch may be empty.
 //
 // kernels/prototypes.py is generated from the headers (`python -m tools.c_interface`).
 #ifndef FEDMPQ_TRAINING_H
@@ -126,9 +127,6 @@ FEDMPQ_API int32_t fedmpq_conv_backward_error(const FedmpqConv* conv, const Fedm
                                               uint32_t bits, const uint16_t* error, const FedmpqRescale* rescale,
                                               const FedmpqNormalize* normalize, const float* gain, const float* mean_g,
                                               const float* mean_gx, int32_t threads, uint16_t* out, float* greatest);
-
-// Codes of so many bits as products take them: 2 * code - (2^bits - 1) below 8 bits, code - 128 at 8.
-FEDMPQ_API int32_t fedmpq_integer_weights(const uint8_t* codes, int64_t count, uint32_t bits, int8_t* out);
 
 // How accumulators become codes, by channel. s = scale * source is what an accumulator stands for, mean and var are the
 // accumulators' over the batch, from sums[0] of them and sums[1] of their squares, `count` of each:

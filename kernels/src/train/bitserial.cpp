@@ -110,7 +110,7 @@ const BitSerial& bit_serial() {
       return bit_serial_avx512;
 #endif
 #ifdef FEDMPQ_NEON
-    case Isa::sve2:
+    case Isa::sve:
     case Isa::neon_i8mm:
     case Isa::neon_dot:
     case Isa::neon:

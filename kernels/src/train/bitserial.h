@@ -45,8 +45,8 @@ extern const BitSerial bit_serial_neon;
 
 const BitSerial& bit_serial();  // of the active instruction set
 
-// The width of odd weights within ±(2^bits - 1), of which `greatest` is the greatest magnitude, if the bit-serial form is to be
-// used for them, else 0; a segment has `inputs` of them.
+// The width of odd weights within ±(2^bits - 1), of which `greatest` is the greatest magnitude, if the bit-serial form is to
+// be used for them, else 0; a segment has `inputs` of them.
 int serial_bits(const Stored& weights, int64_t count, int greatest, int inputs);
 
 // Planes w[block][bit][segment][word][output] of weights that lie as a tile reads them, [block][segment][quad][output][4].

@@ -106,14 +106,6 @@ void narrow(const double* from, int count, float* to) {
 
 using namespace fedmpq;
 
-int32_t fedmpq_integer_weights(const uint8_t* codes, int64_t count, uint32_t bits, int8_t* out) {
-  if (!is_batch(1, count) || bits < 1 || bits > 8 || !given(codes, out)) return not_valid;
-  // Arithmetic modulo 256.
-  const int factor = bits < 8 ? 2 : 1, greatest = bits < 8 ? (1 << bits) - 1 : 128;
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int8_t>(static_cast<uint8_t>(factor * codes[i] - greatest));
-  return 0;
-}
-
 int32_t fedmpq_map_channels(const FedmpqChannelMap* map, float source, float target) {
   if (!is_valid(map)) return not_valid;
   bool finite = true;

@@ -146,8 +146,8 @@ void clear_phase(const FedmpqConv& c, const Phase& rows, const Phase& columns, u
 
 using namespace fedmpq;
 
-int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, uint32_t bits, float scale,
-                                   int32_t add, int32_t threads, uint16_t* out) {
+int32_t fedmpq_conv_backward_input(const FedmpqConv* conv, const int8_t* errors, const int8_t* weights, uint32_t bits,
+                                   float scale, int32_t add, int32_t threads, uint16_t* out) {
   const Stored stored{weights, bits};
   if (!is_valid(conv) || !is_valid(stored) || !given(errors, out)) return not_valid;
   const int greatest = greatest_weight(*conv, stored);

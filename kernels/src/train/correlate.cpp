@@ -113,7 +113,8 @@ void pack_weights(const Product& product, int inputs, int depth, const Weights& 
     for (int c = 0; c < inputs; c += 4) {
       const int64_t at = o * weights.by_output + c * weights.by_input;
       const int own = inputs - c < 4 ? inputs - c : 4;
-      if (last < vector_taps && outputs + own == 8 && at + 3 * (weights.by_output + weights.by_input) + vector_taps <= count)
+      const int64_t end = at + 3 * (weights.by_output + weights.by_input) + vector_taps;
+      if (last < vector_taps && outputs == 4 && own == 4 && end <= count)
         pack_four(weights.stored.data + at, weights, taps, last, by_tap, lane + c * lanes);
       else
         for (int i = 0; i < outputs; ++i)

@@ -18,9 +18,9 @@ const Ops& ops() {
 #endif
       return ops_avx_vnni;
 #endif
-#ifdef FEDMPQ_SVE2
-    case Isa::sve2:
-      return ops_sve2();
+#ifdef FEDMPQ_SVE
+    case Isa::sve:
+      return ops_sve();
 #endif
 #ifdef FEDMPQ_I8MM
     case Isa::neon_i8mm:

@@ -215,8 +215,8 @@ extern const Ops ops_neon_dot;
 #ifdef FEDMPQ_I8MM
 extern const Ops ops_neon_i8mm;
 #endif
-#ifdef FEDMPQ_SVE2
-const Ops& ops_sve2();
+#ifdef FEDMPQ_SVE
+const Ops& ops_sve();
 #endif
 
 const Ops& ops();  // of the active instruction set

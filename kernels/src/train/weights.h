@@ -5,7 +5,7 @@
 
 namespace fedmpq {
 
-// Bytes that are the weights, or, with `bits`, the codes of so many bits that stand for them, as fedmpq_integer_weights says.
+// Bytes that are the weights, or, with `bits`, the codes of so many bits that stand for them (training.h).
 struct Stored {
   const int8_t* data;
   uint32_t bits;

@@ -1,9 +1,9 @@
-// SVE2 with products of matrices of bytes, in registers of any length: in each 128 bits one instruction multiplies two rows of
+// SVE with products of matrices of bytes, in registers of any length: in each 128 bits one instruction multiplies two rows of
 // eight by two columns and adds them to four sums. A register takes as many neighbouring columns as it has room for, so that
 // registers twice as long need half as many instructions. Everything but the tile is NEON's.
 #include "ops.h"
 
-#ifdef FEDMPQ_SVE2
+#ifdef FEDMPQ_SVE
 
 #include <arm_sve.h>
 
@@ -168,13 +168,13 @@ void tiles(const Tile& t) {
 
 }  // namespace
 
-int sve2_bits() { return static_cast<int>(8 * svcntb()); }
+int sve_bits() { return static_cast<int>(8 * svcntb()); }
 
 // Made where it is used first: on other CPUs nothing of this file may run, not even when the library is loaded.
-const Ops& ops_sve2() {
+const Ops& ops_sve() {
   static const Ops own = [] {
     Ops made = ops_neon_i8mm;
-    made.name = "sve2", made.tile = tiles;
+    made.name = "sve", made.tile = tiles;
     return made;
   }();
   return own;
