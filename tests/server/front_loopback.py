@@ -157,8 +157,6 @@ class Elsewhere(StandIn):
     """Has its stream at `address`, and makes every other call at another front-end."""
 
     elsewhere: str = ""
-    run_id: str = ""
-    """That it says it is ready for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,12 +177,11 @@ class Elsewhere(StandIn):
         )
         return stream
 
-    async def download(self, name: bytes, offset: int = 0) -> bytes:
-        data = await super().download(name, offset)
-        if self._graph is None:
-            request = pb.ReadyRequest(run_id=self.run_id, samples=self.samples)
-            await self.stub.Ready(request, metadata=self.metadata)
-        return data
+    async def hear_of(self, run: pb.RunDescription) -> None:
+        """It is ready anew on every stream: one that was told to come back has another."""
+        await super().hear_of(run)
+        request = pb.ReadyRequest(run_id=run.run_id, samples=self.samples)
+        await self.stub.Ready(request, metadata=self.metadata)
 
     async def close(self) -> None:
         await super().close()

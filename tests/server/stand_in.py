@@ -163,8 +163,8 @@ class StandIn:
             if kind == "welcome":
                 self.chunk_bytes = event.welcome.chunk_bytes
                 self.connected.set()
-            elif kind == "run" and self._graph is None:
-                self._graph = Graph.from_bytes(await self.download(event.run.graph_id))
+            elif kind == "run":
+                await self.hear_of(event.run)
             elif kind == "assignment":
                 await self.work(event.assignment)
             elif kind == "cancelled":
@@ -173,6 +173,11 @@ class StandIn:
                 self.finished.append(event.run_ended.state)
                 stream.cancel()
                 return event.run_ended.state
+
+    async def hear_of(self, run: pb.RunDescription) -> None:
+        """What every stream begins with."""
+        if self._graph is None:
+            self._graph = Graph.from_bytes(await self.download(run.graph_id))
 
     async def work(self, assignment: pb.Assignment) -> None:
         """Train and upload; a round that is over meanwhile is let go."""

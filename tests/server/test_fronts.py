@@ -38,9 +38,9 @@ def test_a_run_is_the_same_wherever_boards_call(tmp_path: Path, url: str) -> Non
 
     async def scenario() -> None:
         async with two_fronts(tmp_path, url) as (led, (one, other)):
-            run = led.queue(config)
+            led.queue(config)
             here, there = StandIn(one.address, "a", *facts[0]), StandIn(other.address, "b", *facts[1])
-            between = Elsewhere(one.address, "c", *facts[2], elsewhere=other.address, run_id=run.run_id)
+            between = Elsewhere(one.address, "c", *facts[2], elsewhere=other.address)
             clients = await enrolled(led, [here, there, between])
             assert await run_all(clients) == ["finished"] * 3
             assert same_model(led.model(), expected_model(config, facts))
