@@ -97,7 +97,7 @@ def test_it_starts_again_after_a_kill(tmp_path: Path) -> None:
         assert server.program.terminate() == 0
 
 
-def test_a_server_that_says_farewell_can_be_stopped() -> None:
+def test_what_a_server_waits_for_ends_with_the_order_to_stop() -> None:
     async def scenario() -> None:
         stopped, telling = asyncio.Event(), asyncio.get_running_loop().create_future()
         waiting = asyncio.create_task(_until(stopped, telling))

@@ -14,9 +14,9 @@ namespace fedmpq {
 // What one thread does first; a line of its own, for every item is taken by a write.
 struct alignas(64) Share {
   std::atomic<int> taken;
-  int first, last;  // the one behind it
+  int first, end;
 
-  int item(int number, Order order) const { return order == Order::first_first ? first + number : last - 1 - number; }
+  int item(int number, Order order) const { return order == Order::first_first ? first + number : end - 1 - number; }
 };
 
 struct Job {
@@ -34,7 +34,7 @@ struct Job {
     for (int thread = 0; thread < threads; ++thread) {
       shares[thread].taken.store(0, std::memory_order_relaxed);
       shares[thread].first = share_of(thread, threads, items);
-      shares[thread].last = share_of(thread + 1, threads, items);
+      shares[thread].end = share_of(thread + 1, threads, items);
     }
   }
 };
@@ -46,7 +46,7 @@ int Items::take() {
   for (; passed_ < job_.threads; ++passed_) {
     Share& share = job_.shares[(thread_ + passed_) % job_.threads];
     const int number = share.taken.fetch_add(1, std::memory_order_relaxed);
-    if (number < share.last - share.first) return share.item(number, job_.order);
+    if (number < share.end - share.first) return share.item(number, job_.order);
   }
   return -1;
 }
@@ -54,7 +54,7 @@ int Items::take() {
 int Items::next() const {
   const Share& share = job_.shares[thread_];
   const int number = share.taken.load(std::memory_order_relaxed);
-  return passed_ == 0 && number < share.last - share.first ? share.item(number, job_.order) : -1;
+  return passed_ == 0 && number < share.end - share.first ? share.item(number, job_.order) : -1;
 }
 
 namespace {
